@@ -1,0 +1,187 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Names of streams and fixed subjects. Subjects of the log live in a NATS
+// account of their own; everything else lives in the account that gateways,
+// workers and people connect to.
+const (
+	LogStream  = "PDGATE"
+	LogPrefix  = "pdgate.log."
+	LogOps     = "pdgate.log.ops"
+	LogAll     = "pdgate.log.>"
+	WorkStream = "PDGATE_WORK"
+	WorkAll    = "pdgate.work.>"
+	NotifyAll  = "pdgate.notify.>"
+
+	commandPrefix = "pdgate.v1."
+	opsToken      = "ops"
+	anyToken      = "any"
+	queryToken    = "query"
+	beatToken     = "heartbeat"
+)
+
+// OpsPartition stands for pdgate.log.ops where a partition number is asked for.
+const OpsPartition = -1
+
+// LogSubject is where a partition's envelopes are stored.
+func LogSubject(partition int) string {
+	if partition == OpsPartition {
+		return LogOps
+	}
+	return LogPrefix + strconv.Itoa(partition)
+}
+
+// ParseLogSubject reverses LogSubject.
+func ParseLogSubject(subject string) (partition int, err error) {
+	s, ok := strings.CutPrefix(subject, LogPrefix)
+	return parsePartition(s, ok, subject)
+}
+
+func partitionToken(p int) string {
+	if p == OpsPartition {
+		return opsToken
+	}
+	return strconv.Itoa(p)
+}
+
+func parsePartition(s string, ok bool, subject string) (int, error) {
+	if s == opsToken && ok {
+		return OpsPartition, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 16)
+	if !ok || err != nil || strconv.FormatUint(n, 10) != s {
+		return 0, fmt.Errorf("subject %q: want a partition number or %q", subject, opsToken)
+	}
+	return int(n), nil
+}
+
+// CommandSubject addresses a command to the preferred replica of its partition.
+func CommandSubject(role Role, principal string, c CommandType, partition int) string {
+	return commandPrefix + string(role) + "." + principal + "." + string(c) + "." + partitionToken(partition)
+}
+
+// CommandSubjectAny addresses a command to every replica: for when the preferred
+// one is silent. The log makes one answer count.
+func CommandSubjectAny(role Role, principal string, c CommandType, partition int) string {
+	return commandPrefix + string(role) + "." + principal + "." + string(c) + "." + anyToken + "." + partitionToken(partition)
+}
+
+// QuerySubject addresses a query (get, history, list, workers, info) to any replica.
+func QuerySubject(role Role, principal, query string) string {
+	return commandPrefix + string(role) + "." + principal + "." + queryToken + "." + query
+}
+
+// HeartbeatSubject carries a worker's signs of life.
+func HeartbeatSubject(role Role, principal string) string {
+	return commandPrefix + string(role) + "." + principal + "." + beatToken
+}
+
+// Address is what a subject under pdgate.v1 says.
+type Address struct {
+	Role      Role
+	Principal string
+	Verb      string // a command, a query's name, or "heartbeat"
+	Query     bool
+	Any       bool // sent to every replica
+	Partition int  // commands only
+}
+
+// ParseAddress reads a subject under pdgate.v1.
+func ParseAddress(subject string) (Address, error) {
+	bad := func() (Address, error) { return Address{}, fmt.Errorf("subject %q: not a pdgate.v1 subject", subject) }
+	rest, ok := strings.CutPrefix(subject, commandPrefix)
+	t := strings.Split(rest, ".")
+	if !ok || len(t) < 3 || !ValidName(t[1]) {
+		return bad()
+	}
+	a := Address{Role: Role(t[0]), Principal: t[1], Verb: t[2]}
+	var err error
+	switch {
+	case len(t) == 3 && t[2] == beatToken:
+		return a, nil
+	case len(t) == 4 && t[2] == queryToken:
+		a.Verb, a.Query = t[3], true
+		return a, nil
+	case len(t) == 4:
+		a.Partition, err = parsePartition(t[3], true, subject)
+	case len(t) == 5 && t[3] == anyToken:
+		a.Any = true
+		a.Partition, err = parsePartition(t[4], true, subject)
+	default:
+		return bad()
+	}
+	return a, err
+}
+
+// Token makes a model's name a subject token: NATS splits at '.', which model
+// names hold ("llama-3.1"), and no valid name holds '~'.
+func Token(model string) string { return strings.ReplaceAll(model, ".", "~") }
+
+// ValidModel says whether s can name a model: as ValidName, with '.' inside.
+func ValidModel(s string) bool {
+	return !strings.HasPrefix(s, ".") && !strings.HasSuffix(s, ".") && !strings.Contains(s, "..") && ValidName(strings.ReplaceAll(s, ".", "-"))
+}
+
+// NotifySubject carries a request's events after they are durable: the event's
+// canonical bytes, with its position in the header [HeaderPosition].
+func NotifySubject(model, requestID string) string {
+	return "pdgate.notify." + Token(model) + "." + requestID
+}
+
+// WorkSubject is the queue of a model's work for one role.
+func WorkSubject(model string, role Role) string {
+	return "pdgate.work." + Token(model) + "." + string(role)
+}
+
+// WorkConsumer names the durable consumer of that queue. Consumer names allow
+// less than subjects do, so the model is hashed.
+func WorkConsumer(model string, role Role) string {
+	h := sha256.Sum256([]byte(model))
+	return string(role) + "-" + hex.EncodeToString(h[:6])
+}
+
+// PromptSubject is where a worker asks the gateway for a request's prompt.
+func PromptSubject(gateway string, role Role, worker, requestID string) string {
+	return "pdgate.prompt." + gateway + "." + string(role) + "." + worker + "." + requestID
+}
+
+// OutputSubject carries a request's output from its decode worker to its gateway.
+func OutputSubject(gateway, worker, requestID string) string {
+	return "pdgate.output." + gateway + "." + worker + "." + requestID
+}
+
+// ReplicaSubject carries lifecycle replicas' heartbeats among themselves.
+func ReplicaSubject(replica string) string { return "pdgate.replica." + replica }
+
+// Allowed says which commands a role may send. The embedded server's user
+// permissions and the service's own check derive from this one table.
+func (r Role) Allowed() []CommandType {
+	switch r {
+	case RoleGateway:
+		return []CommandType{CmdAdmit, CmdCancel, CmdFail}
+	case RolePrefill:
+		return []CommandType{CmdReject, CmdPrefilled, CmdFail, CmdReleased, CmdRegister, CmdLeave}
+	case RoleDecode:
+		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
+	case RoleOperator:
+		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore}
+	}
+	return nil
+}
+
+// May says whether the role may send the command.
+func (r Role) May(c CommandType) bool {
+	for _, a := range r.Allowed() {
+		if a == c {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,57 @@
+package events
+
+// Type names an event and its version. Only additive changes keep a version.
+type Type string
+
+// Events of a request, on pdgate.log.<partition>.
+const (
+	TypeAdmitted        Type = "request.admitted.v1"
+	TypeRejected        Type = "request.rejected.v1"
+	TypePrefilled       Type = "request.prefilled.v1"
+	TypeTransferGranted Type = "request.transfer_granted.v1"
+	TypeTransferred     Type = "request.transferred.v1"
+	TypeDecoded         Type = "request.decoded.v1"
+	TypeFailed          Type = "request.failed.v1"
+	TypeCancelled       Type = "request.cancelled.v1"
+	TypeReleased        Type = "request.released.v1" // a worker's pages are back on its free list
+	TypeDenied          Type = "command.denied.v1"   // a command met a state, or facts, in which it is not legal
+)
+
+// Events of operations, on pdgate.log.ops.
+const (
+	TypeWorkerJoined     Type = "worker.joined.v1"
+	TypeWorkerLeft       Type = "worker.left.v1" // by its own word, or because its heartbeats ended
+	TypeModelQuarantined Type = "model.quarantined.v1"
+	TypeModelRestored    Type = "model.restored.v1"
+)
+
+// State is where a request stands. States are final, or have a deadline.
+type State string
+
+const (
+	New         State = "new"         // nothing recorded
+	Admitted    State = "admitted"    // waits for, or is in, prefill
+	Rejected    State = "rejected"    // final: refused before any KV existed
+	Prefilled   State = "prefilled"   // its KV lies in the prefill worker's pages, under a lease
+	Transferred State = "transferred" // its KV lies, verified, in the decode worker's pages
+	Decoded     State = "decoded"     // final: output complete
+	Failed      State = "failed"      // final
+	Cancelled   State = "cancelled"   // final
+)
+
+// Final says whether no event may change the state.
+func (s State) Final() bool {
+	return s == Rejected || s == Decoded || s == Failed || s == Cancelled
+}
+
+// Role is what a principal may do; the NATS user's permissions pin it.
+type Role string
+
+const (
+	RoleGateway   Role = "gateway"
+	RolePrefill   Role = "prefill"
+	RoleDecode    Role = "decode"
+	RoleOperator  Role = "operator"  // people: cancel, quarantine, look
+	RoleAuditor   Role = "auditor"   // reads
+	RoleLifecycle Role = "lifecycle" // the service itself: deadlines, lost workers
+)
