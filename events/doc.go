@@ -26,6 +26,25 @@
 // back. tenantseq is dense per tenant and partition, and tenantprev is the hash
 // of the tenant's event before, so a tenant's history can be proven complete.
 //
+// # Canonical form
+//
+// Each value has exactly one encoding, so bytes and values stand in a one-to-one
+// relation and two readers of the same signed bytes cannot disagree:
+//
+//   - Members stand in the order of the struct's fields, each at most once, with no
+//     white space and no null; those marked omitempty are left out when empty.
+//   - Text is UTF-8, escaped as in RFC 8785: '"' and '\' by a backslash; \b, \t, \n,
+//     \f and \r in short; other control characters as \u00xx in lower case; all else,
+//     '<', '/' and U+2028 among it, stands for itself.
+//   - Whole numbers are plain digits; there are no others.
+//   - A time is UTC with six digits of fraction: 2026-01-02T03:04:05.678901Z.
+//   - Page runs are [start,count,generation]; binary values are base64 with padding.
+//
+// Commands and other messages are written in that form too, but read in any order
+// and spacing, since people send them by hand; what is doubled, unknown, missing or
+// mistyped is refused there as well. The versions of an event stand in its type;
+// [Decode] carries an older one to the newest, and stored bytes never change.
+//
 // # Envelopes
 //
 // One stored message is an envelope: event lines, each ended by '\n', decided

@@ -9,7 +9,7 @@ const MaxEvent = 65_535
 // Event is one fact. Its exported fields are the CloudEvents attributes;
 // [Append] writes them in one order, and leaves out those that are empty.
 type Event struct {
-	ID          string // subject + "." + N, or a name of its own where N is 0
+	ID          string // subject + "." + N; where N is 0 any name but that
 	Source      string // the writer: "/pdgate/lifecycle/<replica>"
 	Type        Type
 	Subject     string // request id; worker or model for operations

@@ -1,7 +1,6 @@
 package events
 
 import (
-	"bytes"
 	"crypto/ed25519"
 	"encoding/json"
 	"errors"
@@ -47,26 +46,32 @@ const grantContext = "pdgate grant v1\x00"
 // SignGrant signs g. The signature is deterministic, so a repeated command gets
 // the same grant.
 func SignGrant(key ed25519.PrivateKey, g *Grant) (*SignedGrant, error) {
-	b, err := json.Marshal(g)
+	b, err := g.appendJSON(nil)
 	if err != nil {
 		return nil, fmt.Errorf("encode grant: %w", err)
 	}
 	return &SignedGrant{Grant: b, Signature: ed25519.Sign(key, append([]byte(grantContext), b...))}, nil
 }
 
-// Open verifies the signature by any of the keys and decodes the grant.
+// Open verifies the signature by any of the keys and decodes the grant, which
+// must be in canonical form: then what was signed can be read in one way only.
 func (s *SignedGrant) Open(keys ...ed25519.PublicKey) (*Grant, error) {
 	msg := append([]byte(grantContext), s.Grant...)
 	for _, k := range keys {
 		if len(k) == ed25519.PublicKeySize && ed25519.Verify(k, msg, s.Signature) {
-			var g Grant
-			d := json.NewDecoder(bytes.NewReader(s.Grant))
-			d.DisallowUnknownFields()
-			if err := d.Decode(&g); err != nil {
-				return nil, fmt.Errorf("decode grant: %w", err)
-			}
-			return &g, nil
+			return decodeGrant(s.Grant)
 		}
 	}
 	return nil, ErrGrantSignature
+}
+
+func decodeGrant(b []byte) (*Grant, error) {
+	p := parser{b: b, strict: true}
+	g := new(Grant)
+	g.readJSON(&p)
+	p.end()
+	if p.err != nil {
+		return nil, fmt.Errorf("decode grant: %w", p.err)
+	}
+	return g, nil
 }

@@ -1,5 +1,7 @@
 package events
 
+import "encoding/json"
+
 // PageRun is a run of neighbouring pages of one worker's pool that were
 // allocated together. Its wire form is [start, count, generation]: a page list
 // of a million-token request must fit one 65,535-byte log entry.
@@ -21,3 +23,30 @@ func Pages(runs []PageRun) int {
 	}
 	return n
 }
+
+// MarshalJSON writes [start,count,generation].
+func (r PageRun) MarshalJSON() ([]byte, error) {
+	b, err := appendRuns(nil, []PageRun{r})
+	if err != nil {
+		return nil, err
+	}
+	return b[1 : len(b)-1], nil
+}
+
+// UnmarshalJSON reads [start,count,generation].
+func (r *PageRun) UnmarshalJSON(b []byte) error {
+	p := parser{b: b}
+	p.space()
+	run := p.run()
+	p.end()
+	if p.err != nil {
+		return p.err
+	}
+	*r = run
+	return nil
+}
+
+var (
+	_ json.Marshaler   = PageRun{}
+	_ json.Unmarshaler = (*PageRun)(nil)
+)

@@ -66,7 +66,7 @@ func ParsePromptChunk(b []byte) (PromptChunk, error) {
 		return PromptChunk{}, ErrFrame
 	}
 	c := PromptChunk{int64(binary.BigEndian.Uint64(b[4:])), int64(binary.BigEndian.Uint64(b[12:])), b[20:]}
-	if c.Total < 0 || c.Offset < 0 || c.Offset+int64(len(c.Bytes)) > c.Total {
+	if c.Total < 0 || c.Offset < 0 || int64(len(c.Bytes)) > c.Total-c.Offset {
 		return PromptChunk{}, ErrFrame
 	}
 	return c, nil
