@@ -1,0 +1,119 @@
+package kvpool
+
+import (
+	"errors"
+	"log/slog"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// closed is the channel of a free that had nothing to do.
+var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// Free gives an allocation back. From here on every further use of its pages is
+// refused; uses in flight end first, then the pages are scrubbed, get a
+// generation of their own and are free, and the channel closes. Whoever ends the
+// last use does the scrubbing, so Free itself does it where nothing is in
+// flight: about 30 ms for 200 MB.
+//
+// Pages are given back by index and generation, never by owner: the loser of a
+// race between two attempts of one request cannot free the winner's pages.
+// Freeing twice is harmless; the second call gets the first one's channel.
+func (p *Pool) Free(a *Allocation) <-chan struct{} {
+	if a == nil || a.pool != p {
+		return closed
+	}
+	p.mu.Lock()
+	if a.freed && p.guards.once {
+		p.doubles++
+		done := a.done
+		p.mu.Unlock()
+		p.log.Warn("pages freed twice", slog.String("request_id", a.owner), slog.Uint64("generation", a.gen))
+		return done
+	}
+	a.freed, a.done = true, make(chan struct{})
+	done := a.done
+	a.back, a.scrub = p.takeBack(a), false
+	ready := a.fenced()
+	p.mu.Unlock()
+	if ready {
+		p.giveBack(a)
+	}
+	return done
+}
+
+// takeBack marks the pages that are a's own as draining. Callers hold mu.
+func (p *Pool) takeBack(a *Allocation) (back []events.PageRun) {
+	for _, r := range a.runs {
+		for i := r.Start; i < r.Start+r.Count; i++ {
+			pg := &p.pages[i]
+			if p.guards.freeByGen && (pg.gen != r.Generation || pg.state != StateHeld) {
+				continue
+			}
+			p.setState(pg, StateDraining)
+			if k := len(back) - 1; k >= 0 && back[k].Start+back[k].Count == i {
+				back[k].Count++
+			} else {
+				back = append(back, events.PageRun{Start: i, Count: 1, Generation: r.Generation})
+			}
+		}
+	}
+	return back
+}
+
+// fenced says, to exactly one caller, that a is freed and out of use: that
+// caller calls giveBack after it has let go of the lock. Callers hold mu.
+func (a *Allocation) fenced() bool {
+	if !a.freed || a.busy > 0 || a.scrub {
+		return false
+	}
+	a.scrub = true
+	return true
+}
+
+// giveBack scrubs a's pages outside the lock, then frees them. A crash anywhere
+// in here costs nothing: the pool dies with the process, and the next one starts
+// poisoned under another epoch.
+func (p *Pool) giveBack(a *Allocation) {
+	a.gone.Store(true)
+	err := p.scrub(a.back)
+	if err != nil {
+		// The bytes may still be there: the pages never go to anybody else.
+		p.log.Error("scrub pages", slog.String("request_id", a.owner), slog.Any("error", err))
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	gen := p.nextGen()
+	for _, r := range a.back {
+		for i := r.Start; i < r.Start+r.Count; i++ {
+			pg := &p.pages[i]
+			pg.owner, pg.epoch, pg.gen, pg.alloc = "", 0, gen, nil
+			if err != nil {
+				p.setState(pg, StateRetired)
+			} else {
+				p.setState(pg, StateFree)
+			}
+		}
+		if err == nil {
+			p.free.put(span{int(r.Start), int(r.Count)})
+		}
+	}
+	close(a.done)
+	p.serve()
+}
+
+// scrub overwrites runs with the configured pattern.
+func (p *Pool) scrub(runs []events.PageRun) error {
+	pattern := Poison
+	switch p.cfg.Scrub {
+	case ScrubNone:
+		return nil
+	case ScrubZero:
+		pattern = 0
+	}
+	var errs []error
+	for _, r := range runs {
+		errs = append(errs, p.dev.Scrub(int(r.Start), int(r.Count), pattern))
+	}
+	return errors.Join(errs...)
+}
