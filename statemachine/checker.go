@@ -1,0 +1,364 @@
+package statemachine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// Rules that a log can break. S1 to S5 and L1 are the safety and liveness
+// claims; D is a decision that its own table, or its own recorded facts,
+// contradict.
+const (
+	RuleOutput   = "S1" // no grant, transfer or output of a request that was rejected, failed or cancelled before
+	RulePages    = "S2" // no page of one request reaches another
+	RuleFinal    = "S3" // final states are final
+	RuleLog      = "S4" // what was acknowledged is in the log, whole and in order
+	RuleClient   = "S5" // a client gets 200 only for its own, transferred KV
+	RuleLive     = "L1" // every request ends by its deadline, and every page comes back
+	RuleDecision = "D"
+)
+
+// CheckerConfig says how a log is checked. The zero value is for the whole log
+// of a test.
+type CheckerConfig struct {
+	Partitions int           // of the log, to check where requests lie; 0: not checked
+	Key        []byte        // of the envelopes' MAC; nil: not checked
+	Slack      time.Duration // how late an end may be recorded; 0: 30 seconds
+	Keep       time.Duration // how long, by the log's time, a closed request is remembered; 0: 15 minutes
+	// NoIndex keeps memory bounded by the open requests, for logs of any
+	// length. CheckAnswers and CheckClients must then come before the first Add.
+	NoIndex bool
+}
+
+// Violation is one breach.
+type Violation struct {
+	Rule     string
+	Subject  string // request, worker, model or partition
+	Position events.Position
+	Message  string // names and numbers only
+}
+
+func (v Violation) String() string {
+	return fmt.Sprintf("%s %s at %q: %s", v.Rule, v.Subject, v.Position, v.Message)
+}
+
+// Report is what a checker found.
+type Report struct {
+	Events     int
+	Requests   int
+	Open       int // requests that are not final, or hold pages
+	Violations []Violation
+	More       int // violations beyond those that are listed
+}
+
+// OK says whether nothing was found.
+func (r *Report) OK() bool { return len(r.Violations) == 0 }
+
+// maxViolations bounds a report: a log that is broken throughout fills no memory.
+const maxViolations = 1000
+
+// Checker reads a log, envelope by envelope in the order of the stream, and
+// judges every event again: against the table, against the facts that it
+// records, and against a ledger of pages of its own. It reads nothing else, so
+// it can be run by whoever holds the log.
+type Checker struct {
+	cfg   CheckerConfig
+	clock time.Time // latest time an event names
+
+	parts     map[int]uint64 // partition -> sequence of its last envelope
+	envelopes recent
+	outside   recent // ids of events outside of any history
+	tenants   map[tenantKey]tenantEnd
+	requests  map[string]*checked
+	closed    []closing // in order of their time
+	ops       Ops
+	pages     ledger
+	clients   clientSide
+
+	events, total int
+	violations    []Violation
+	more          int
+}
+
+type tenantKey struct {
+	partition int
+	tenant    string
+}
+
+type tenantEnd struct {
+	seq  uint64
+	hash string
+}
+
+// checked is one request as the checker knows it.
+type checked struct {
+	Request
+	partition int
+	last      time.Time
+	broken    bool // its history has a hole: what follows cannot be judged
+}
+
+type closing struct {
+	id string
+	at time.Time
+}
+
+// NewChecker makes a checker of one log.
+func NewChecker(cfg CheckerConfig) *Checker {
+	if cfg.Slack <= 0 {
+		cfg.Slack = 30 * time.Second
+	}
+	if cfg.Keep <= 0 {
+		cfg.Keep = 15 * time.Minute
+	}
+	limit := 0
+	if cfg.NoIndex {
+		limit = 1 << 16
+	}
+	return &Checker{
+		cfg: cfg, parts: map[int]uint64{}, tenants: map[tenantKey]tenantEnd{}, requests: map[string]*checked{},
+		envelopes: recent{limit: limit}, outside: recent{limit: limit}, pages: ledger{},
+		clients: newClientSide(!cfg.NoIndex),
+	}
+}
+
+func (c *Checker) violate(rule, subject string, pos events.Position, format string, args ...any) {
+	if len(c.violations) >= maxViolations {
+		c.more++
+		return
+	}
+	c.violations = append(c.violations, Violation{rule, subject, pos, fmt.Sprintf(format, args...)})
+}
+
+// Add reads the next envelope. An envelope that cannot be read is an error, and
+// a violation: the rest of it is not judged.
+func (c *Checker) Add(env *events.Envelope) error {
+	if env == nil {
+		return errors.New("check: no envelope")
+	}
+	at := events.Position{Seq: env.Seq}
+	subject := events.LogSubject(env.Partition)
+	if c.cfg.Key != nil {
+		if err := env.Verify(c.cfg.Key); err != nil {
+			// Not written by the service: its events are no part of the log. It
+			// stands in the stream all the same, and writers go on from there.
+			c.parts[env.Partition] = env.Seq
+			c.violate(RuleLog, subject, at, "the envelope's MAC is wrong")
+			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
+		}
+	}
+	if last := c.parts[env.Partition]; env.Expected != last || env.Seq <= last {
+		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, last)
+	}
+	c.parts[env.Partition] = env.Seq
+	if env.ID != "" && !c.envelopes.add(env.ID) {
+		c.violate(RuleLog, subject, at, "the envelope stands twice")
+	}
+	err := events.Split(env.Lines, func(line int, b []byte) error {
+		e, err := events.Decode(b)
+		if err != nil {
+			return err
+		}
+		c.event(env.Partition, e, events.Position{Seq: env.Seq, Line: line}, events.Hash(b))
+		return nil
+	})
+	if err != nil {
+		c.violate(RuleLog, subject, at, "the envelope cannot be read")
+		return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
+	}
+	c.forget()
+	return nil
+}
+
+func (c *Checker) event(partition int, e *events.Event, pos events.Position, hash string) {
+	c.events++
+	if e.Time.After(c.clock) {
+		c.clock = e.Time
+	}
+	c.chainTenant(partition, e, pos, hash)
+	switch {
+	case partition == events.OpsPartition:
+		c.operation(e, pos, hash)
+	case e.N == 0:
+		c.outsider(e, pos, hash)
+	default:
+		c.request(partition, e, pos, hash)
+	}
+}
+
+// chainTenant checks that the tenant's history in the partition has no hole.
+func (c *Checker) chainTenant(partition int, e *events.Event, pos events.Position, hash string) {
+	if e.Tenant == "" {
+		return
+	}
+	k := tenantKey{partition, e.Tenant}
+	end := c.tenants[k]
+	switch {
+	case e.TenantSeq != end.seq+1:
+		c.violate(RuleLog, e.Subject, pos, "tenantseq %d follows %d", e.TenantSeq, end.seq)
+	case e.TenantPrev != end.hash:
+		c.violate(RuleLog, e.Subject, pos, "tenantprev is not the hash of the tenant's event before")
+	}
+	c.tenants[k] = tenantEnd{e.TenantSeq, hash}
+}
+
+func (c *Checker) operation(e *events.Event, pos events.Position, hash string) {
+	if e.N == 0 {
+		c.outsider(e, pos, hash)
+		return
+	}
+	if err := FoldOps(&c.ops, e, pos, hash); err != nil {
+		c.violate(RuleDecision, e.Subject, pos, "%v", err)
+	}
+	if d, ok := e.Data.(*events.WorkerJoined); ok {
+		c.pages.joined(d.Worker, d.Epoch)
+	}
+	c.clients.saw(e, pos, hash, "")
+}
+
+// outsider is a denial of a command that met no history.
+func (c *Checker) outsider(e *events.Event, pos events.Position, hash string) {
+	switch q := c.requests[e.Subject]; {
+	case e.Type != denied:
+		c.violate(RuleLog, e.Subject, pos, "%s stands outside of any history", e.Type)
+	case q != nil && q.Open():
+		c.violate(RuleDecision, e.Subject, pos, "a denial stands outside of the history of an open request")
+	}
+	if !c.outside.add(e.ID) {
+		c.violate(RuleLog, e.Subject, pos, "the event's id stands twice")
+	}
+	c.clients.saw(e, pos, hash, events.New)
+}
+
+func (c *Checker) request(partition int, e *events.Event, pos events.Position, hash string) {
+	q := c.requests[e.Subject]
+	if q == nil {
+		if !c.begins(e, pos) {
+			c.clients.saw(e, pos, hash, "")
+			return
+		}
+		q = &checked{partition: partition}
+		q.ID, q.State = e.Subject, events.New
+		c.requests[e.Subject] = q
+		c.total++
+		if n := c.cfg.Partitions; n > 0 && events.PartitionOf(e.Subject, n) != partition {
+			c.violate(RuleLog, e.Subject, pos, "the request is in partition %d", partition)
+		}
+	} else if q.partition != partition {
+		c.violate(RuleLog, e.Subject, pos, "the history goes on in partition %d", partition)
+	}
+	q.last = e.Time
+	found := len(c.violations) + c.more
+	ok := c.judge(q, e, pos)
+	if err := Fold(&q.Request, e, pos, hash); err != nil {
+		if found == len(c.violations)+c.more && !q.broken {
+			c.violate(RuleDecision, e.Subject, pos, "%v", err)
+		}
+		ok = false
+	}
+	if ok {
+		c.account(q, e, pos)
+	}
+	c.clients.saw(e, pos, hash, q.State)
+	if !q.Open() {
+		c.closed = append(c.closed, closing{q.ID, e.Time})
+	}
+}
+
+// begins says whether the event may be the first one known of its request. An
+// event of a request that was closed long ago is known by the age of its id.
+func (c *Checker) begins(e *events.Event, pos events.Position) bool {
+	born, err := events.RequestTime(e.Subject)
+	old := err == nil && e.Time.Sub(born) > c.cfg.Keep
+	switch {
+	case e.N == 1 && old && e.Type != denied:
+		c.violate(RuleFinal, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
+	case e.N > 1 && old && (e.Type == denied || e.Type == events.TypeReleased):
+		return false // after the end of a request that is forgotten
+	case e.N > 1:
+		c.violate(RuleLog, e.Subject, pos, "number %d is the first one in the log", e.N)
+	}
+	return true
+}
+
+// forget drops requests that were closed long ago.
+func (c *Checker) forget() {
+	i := 0
+	for ; i < len(c.closed) && c.clock.Sub(c.closed[i].at) > c.cfg.Keep; i++ {
+		q := c.requests[c.closed[i].id]
+		if q == nil || q.Open() || c.clock.Sub(q.last) <= c.cfg.Keep {
+			continue // it went on; a later entry follows
+		}
+		delete(c.requests, q.ID)
+	}
+	c.closed = c.closed[i:]
+}
+
+// Close judges what is still open at the end of the log, as of now.
+func (c *Checker) Close(now time.Time) {
+	for _, q := range c.open() {
+		if q.broken || q.Deadline.IsZero() || !now.After(q.Deadline.Add(c.cfg.Slack)) {
+			continue
+		}
+		if !q.State.Final() {
+			c.violate(RuleLive, q.ID, q.Pos, "the request is %s after its deadline", q.State)
+		}
+		for _, h := range q.Held {
+			c.violate(RuleLive, q.ID, q.Pos, "%s %s holds %d pages after the deadline", h.Role, h.Worker, h.Pages)
+		}
+	}
+}
+
+// open lists open requests in the order of their ids.
+func (c *Checker) open() []*checked {
+	var all []*checked
+	for _, q := range c.requests {
+		if q.Open() {
+			all = append(all, q)
+		}
+	}
+	slices.SortFunc(all, func(a, b *checked) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+// Report says what was found so far.
+func (c *Checker) Report() Report {
+	r := Report{Events: c.events, Requests: c.total, Open: len(c.open()), More: c.more}
+	r.Violations = append(slices.Clone(c.violations), c.clients.judge()...)
+	return r
+}
+
+// recent is a set of the last limit words; 0: of all.
+type recent struct {
+	limit int
+	set   map[string]struct{}
+	order []string
+}
+
+// add is false if the word is in the set already.
+func (r *recent) add(s string) bool {
+	if _, ok := r.set[s]; ok {
+		return false
+	}
+	if r.set == nil {
+		r.set = map[string]struct{}{}
+	}
+	r.set[s] = struct{}{}
+	if r.limit > 0 {
+		r.order = append(r.order, s)
+		if len(r.order) > r.limit {
+			delete(r.set, r.order[0])
+			r.order = r.order[1:]
+		}
+	}
+	return true
+}

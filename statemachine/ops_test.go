@@ -1,0 +1,149 @@
+package statemachine
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+func TestAdmissionLimits(t *testing.T) {
+	w := newWorld(t, Guards{})
+	w.register(events.RolePrefill, "p2", 50, func(d *events.Register) { d.MaxInputTokens, d.PoolPages = 0, 50 })      // 800 by its pool
+	w.register(events.RolePrefill, "p3", 51, func(d *events.Register) { d.ContextTokens, d.MaxInputTokens = 700, 0 }) // 700 by its context
+	w.register(events.RoleDecode, "d2", 52, func(d *events.Register) { d.PoolPages = 200 })
+	w.register(events.RolePrefill, "p4", 53, func(d *events.Register) { d.Model = "other" })
+	for _, c := range []struct {
+		name string
+		dead map[string]bool
+		want events.AdmissionFacts
+	}{
+		{"all", nil, events.AdmissionFacts{ContextTokens: 700, MaxInputTokens: 800, MaxDecodeTokens: 3200, PrefillNodes: 3, DecodeNodes: 2}},
+		{"without the small context", map[string]bool{"p3": true}, events.AdmissionFacts{ContextTokens: 1000, MaxInputTokens: 800, MaxDecodeTokens: 3200, PrefillNodes: 2, DecodeNodes: 2}},
+		{"without the large ones", map[string]bool{"p2": true, "p3": true, "d2": true}, events.AdmissionFacts{ContextTokens: 1000, MaxInputTokens: 600, MaxDecodeTokens: 1600, PrefillNodes: 1, DecodeNodes: 1}},
+		{"nobody lives", map[string]bool{"p1": true, "p2": true, "p3": true, "d1": true, "d2": true}, events.AdmissionFacts{}},
+	} {
+		known, got := w.ops.Admission(model, func(worker string, epoch uint64) bool {
+			if w.ops.Workers[worker].Epoch != epoch {
+				t.Errorf("asked for epoch %d of %s", epoch, worker)
+			}
+			return !c.dead[worker]
+		})
+		if d := cmp.Diff(c.want, got); d != "" || !known {
+			t.Errorf("%s: known %v\n%s", c.name, known, d)
+		}
+	}
+	if known, got := w.ops.Admission("nobody's", func(string, uint64) bool { return true }); known || got != (events.AdmissionFacts{}) {
+		t.Errorf("a model of nobody: %v %+v", known, got)
+	}
+	w.do(model, events.RoleOperator, "alice", &events.Quarantine{Reason: "x"})
+	if _, got := w.ops.Admission(model, func(string, uint64) bool { return true }); !got.Quarantined {
+		t.Error("not quarantined")
+	}
+}
+
+func TestRegistrationContent(t *testing.T) {
+	for name, change := range map[string]func(*events.Register){
+		"model":        func(d *events.Register) { d.Model = "a b" },
+		"context":      func(d *events.Register) { d.ContextTokens = 0 },
+		"input":        func(d *events.Register) { d.MaxInputTokens = -1 },
+		"pool":         func(d *events.Register) { d.PoolPages = -5 },
+		"page tokens":  func(d *events.Register) { d.PageTokens = 0 },
+		"token bytes":  func(d *events.Register) { d.TokenBytes = 0 },
+		"overflow":     func(d *events.Register) { d.PoolPages, d.PageTokens = maxInt, maxInt },
+		"large tokens": func(d *events.Register) { d.TokenBytes = maxInt },
+		"layout":       func(d *events.Register) { d.Layout = "" },
+		"key":          func(d *events.Register) { d.PublicKey = "AAAA" },
+		"no address":   func(d *events.Register) { d.Address = "" },
+		"http":         func(d *events.Register) { d.Address = "http://127.0.0.1:80" },
+		"path in tcp":  func(d *events.Register) { d.Address = "tcp://127.0.0.1:80/x" },
+		"no port":      func(d *events.Register) { d.Address = "tcp://127.0.0.1" },
+		"word port":    func(d *events.Register) { d.Address = "tcp://127.0.0.1:http" },
+		"relative":     func(d *events.Register) { d.Address = "unix://run/x" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, Guards{})
+			w.want(events.CodeMalformed, w.register(events.RolePrefill, "p9", 60, change))
+		})
+	}
+	w := newWorld(t, Guards{})
+	w.want("", w.register(events.RolePrefill, "p9", 60, func(d *events.Register) { d.Address = "unix:///run/p9" }))
+	w.want("", w.register(events.RolePrefill, "p8", 60, func(d *events.Register) { d.Address = "tcp://[::1]:7001" }))
+}
+
+// TestEpochsOnlyGrow: a life that ended does not come back, not even after its
+// end was recorded.
+func TestEpochsOnlyGrow(t *testing.T) {
+	w := newWorld(t, Guards{})
+	w.want("", w.do("p1", events.RoleLifecycle, "lc1", &events.Leave{Epoch: 11}))
+	if w.ops.Workers["p1"] != nil {
+		t.Fatal("still registered")
+	}
+	w.want(events.CodeWorkerEpoch, w.register(events.RolePrefill, "p1", 11, nil))
+	w.want("", w.register(events.RolePrefill, "p1", 12, nil))
+	w.clean()
+}
+
+// TestOpsAnswers: an order that comes again on purpose is carried out again, one
+// that is only repeated gets its answer.
+func TestOpsAnswers(t *testing.T) {
+	w := newWorld(t, Guards{})
+	stop, start := &events.Quarantine{Reason: "x"}, &events.Restore{Reason: "y"}
+	key := command(model, events.RoleOperator, "alice", stop).Key()
+	w.do(model, events.RoleOperator, "alice", stop)
+	a, ok := w.ops.Answer(model, key)
+	if !ok || a.Type != events.TypeModelQuarantined || a.Pos != w.ops.Pos {
+		t.Fatalf("%+v, %v", a, ok)
+	}
+	// A denial in between changes nothing.
+	w.do(model, events.RoleGateway, "gw1", stop)
+	if again, ok := w.ops.Answer(model, key); !ok || again.Pos != a.Pos {
+		t.Errorf("after a denial: %+v, %v", again, ok)
+	}
+	w.do(model, events.RoleOperator, "alice", start)
+	if _, ok := w.ops.Answer(model, key); ok {
+		t.Error("the first quarantine answers for the second")
+	}
+	w.do(model, events.RoleOperator, "alice", stop)
+	if _, quarantined := w.ops.Quarantined[model]; !quarantined {
+		t.Error("not quarantined again")
+	}
+	w.clean()
+}
+
+func TestFoldOpsIllegal(t *testing.T) {
+	joined := &events.WorkerJoined{Worker: "p1", Epoch: 12}
+	for _, c := range []struct {
+		name string
+		data events.Data
+		edit func(e *events.Event)
+	}{
+		{"a gap", joined, func(e *events.Event) { e.N++ }},
+		{"another prev", joined, func(e *events.Event) { e.Prev.Seq++ }},
+		{"another type", joined, func(e *events.Event) { e.Type = events.TypeWorkerLeft }},
+		{"an old epoch", &events.WorkerJoined{Worker: "p1", Epoch: 11}, nil},
+		{"another's", &events.WorkerJoined{Worker: "p2", Epoch: 99}, nil},
+		{"a life that is not", &events.WorkerLeft{Worker: "p1", Epoch: 10}, nil},
+		{"a request's", &events.RequestDecoded{}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, Guards{})
+			before := w.ops.Clone()
+			s := w.ops.Subjects["p1"]
+			e := &events.Event{Subject: "p1", N: s.N + 1, Prev: s.Pos, Type: c.data.EventType(), Data: c.data}
+			if c.edit != nil {
+				c.edit(e)
+			}
+			if err := FoldOps(w.ops, e, events.Position{Seq: 100}, "h"); err == nil {
+				t.Fatal("taken")
+			}
+			if d := cmp.Diff(before.Workers, w.ops.Workers); d != "" {
+				t.Errorf("changed:\n%s", d)
+			}
+			if w.ops.Pos.Seq != 100 || before.Pos.Seq == 100 {
+				t.Error("the event's place does not count, or the clone changed")
+			}
+		})
+	}
+}
