@@ -27,7 +27,7 @@ type rule struct {
 var rules = []rule{
 	{packages: "events", except: []string{"events/journal", "events/audit"}, deny: []string{"!std"},
 		why: "the vocabulary is read by verifiers and importers that want no dependency"},
-	{packages: "events", except: []string{"events/journal", "events/audit"}, deny: []string{"net", "os", "time/tzdata"},
+	{packages: "events", except: []string{"events/journal", "events/audit", "events/internal"}, deny: []string{"net", "os", "time/tzdata"},
 		why: "the vocabulary does no I/O"},
 	{packages: "events", deny: []string{module + "/statemachine", module + "/gpuworker", module + "/services", module + "/schemas"},
 		why: "imports point down: services → gpuworker, statemachine → events"},
