@@ -1,0 +1,24 @@
+// Package broker runs the NATS server that pdgate embeds, and writes the
+// configuration that gives an external one the same accounts and permissions:
+// [Config.Text] is what the embedded server itself is started from.
+//
+// Three accounts keep apart what must not meet:
+//
+//	LOG    the stream PDGATE. Users: lifecycle-log, admin.
+//	BUS    commands, answers, notifications, prompts, output, the work queues.
+//	       Users: lifecycle-bus, every gateway, every worker, operator.
+//	AUDIT  no stream; imports the read half of LOG's JetStream API. User: auditor.
+//
+// Permissions on a single account are not enough. A publisher chooses the reply
+// subject of a request, and whoever answers, JetStream's own API included,
+// publishes there with rights of its own: a worker that asks
+// $JS.API.INFO with the reply subject pdgate.log.0 puts a message into a log
+// that it may not publish to. A subject of another account cannot be named, and
+// an import rewrites the reply, so neither workers nor the auditor can reach the
+// log by any spelling.
+//
+// Inside BUS the same trick reaches subjects that a user may not publish to. What
+// arrives there is the API's own JSON, never bytes of the attacker's choice, and
+// every reader of BUS subjects parses strictly and refuses it; a test walks the
+// ways in.
+package broker

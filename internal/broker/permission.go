@@ -1,0 +1,160 @@
+package broker
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/internal/keyring"
+)
+
+// account names a NATS account.
+type account string
+
+const (
+	accountLog   account = "LOG"
+	accountBus   account = "BUS"
+	accountAudit account = "AUDIT"
+)
+
+// rights is what one user may do. An empty list means nothing at all, never
+// everything.
+type rights struct {
+	account   account
+	publish   []string
+	subscribe []string
+}
+
+const js = "$JS.API."
+
+// logReads is the read half of JetStream's API on the log: what the auditor's
+// account imports. Creating a consumer is reading: its deliver subject cannot
+// lie in the stream that it reads, and LOG has no other. Deleting one is not,
+// since it might be lifecycle's.
+var logReads = []string{
+	js + "STREAM.INFO." + events.LogStream,
+	js + "STREAM.MSG.GET." + events.LogStream,
+	js + "DIRECT.GET." + events.LogStream,
+	js + "DIRECT.GET." + events.LogStream + ".>",
+	js + "CONSUMER.CREATE." + events.LogStream,
+	js + "CONSUMER.CREATE." + events.LogStream + ".>",
+	js + "CONSUMER.INFO." + events.LogStream + ".*",
+	js + "CONSUMER.MSG.NEXT." + events.LogStream + ".*",
+}
+
+// AuditDomain is the JetStream domain under which the auditor's account sees the
+// log: jetstream.NewWithDomain, or `nats --js-domain`. The subjects need a name
+// of their own, because every account without JetStream answers the plain ones
+// with an error.
+const AuditDomain = "log"
+
+func auditSubject(s string) string {
+	return "$JS." + AuditDomain + ".API." + strings.TrimPrefix(s, js)
+}
+
+// userRights is the whole table. models limits workers to the queues of these
+// models; nil lets a worker read every queue, of both roles.
+func userRights(u keyring.User, names keyring.Names, models []string) (rights, error) {
+	inbox := u.InboxPrefix() + ".>"
+	switch u {
+	case keyring.LifecycleLog:
+		return rights{accountLog, append([]string{
+			events.LogAll,
+			js + "INFO",
+			// Never UPDATE, DELETE, PURGE or MSG.DELETE: an update to a short MaxAge
+			// empties a stream that denies deletes and purges.
+			js + "STREAM.CREATE." + events.LogStream,
+			js + "CONSUMER.DURABLE.CREATE." + events.LogStream + ".*",
+			js + "CONSUMER.DELETE." + events.LogStream + ".*",
+			"$JS.ACK." + events.LogStream + ".>",
+			"$JS.FC." + events.LogStream + ".>",
+		}, logReads...), []string{inbox}}, nil
+
+	case keyring.Admin:
+		return rights{accountLog, []string{">"}, []string{">"}}, nil
+
+	case keyring.Auditor:
+		var pub []string
+		for _, s := range logReads {
+			pub = append(pub, auditSubject(s))
+		}
+		return rights{accountAudit, pub, []string{inbox}}, nil
+
+	case keyring.LifecycleBus:
+		// Not pdgate.v1.>: an answer is no command, wherever a reply subject points.
+		return rights{accountBus, []string{
+			"_INBOX.>", events.NotifyAll, events.WorkAll, "pdgate.replica.>",
+			js + "INFO",
+			js + "STREAM.INFO." + events.WorkStream,
+			js + "STREAM.CREATE." + events.WorkStream,
+			js + "STREAM.UPDATE." + events.WorkStream,
+			js + "STREAM.MSG.GET." + events.WorkStream,
+			js + "CONSUMER.CREATE." + events.WorkStream + ".>",
+			js + "CONSUMER.DURABLE.CREATE." + events.WorkStream + ".*",
+			js + "CONSUMER.INFO." + events.WorkStream + ".*",
+			js + "CONSUMER.NAMES." + events.WorkStream,
+			js + "CONSUMER.LIST." + events.WorkStream,
+		}, []string{"pdgate.v1.>", "pdgate.replica.>", "$SRV.>", events.NotifyAll, inbox}}, nil
+
+	case keyring.Operator:
+		return rights{accountBus,
+			append(commands(u), "$SRV.>"),
+			[]string{events.NotifyAll, inbox}}, nil
+	}
+
+	name := u.Principal()
+	switch role := u.Role(); role {
+	case events.RoleGateway:
+		// A gateway answers workers who ask for prompts, and nobody else.
+		pub := commands(u)
+		for _, w := range workers(names) {
+			pub = append(pub, w.InboxPrefix()+".>")
+		}
+		return rights{accountBus, pub, []string{
+			"pdgate.prompt." + name + ".>", "pdgate.output." + name + ".>", events.NotifyAll, inbox}}, nil
+
+	case events.RolePrefill, events.RoleDecode:
+		pub := append(commands(u),
+			events.HeartbeatSubject(role, name),
+			events.PromptSubject("*", role, name, "*"))
+		if role == events.RoleDecode {
+			pub = append(pub, events.OutputSubject("*", name, "*"))
+		}
+		consumers := []string{"*"}
+		if models != nil {
+			consumers = consumers[:0]
+			for _, m := range models {
+				consumers = append(consumers, events.WorkConsumer(m, role))
+			}
+		}
+		for _, c := range consumers {
+			pub = append(pub,
+				js+"CONSUMER.MSG.NEXT."+events.WorkStream+"."+c,
+				"$JS.ACK."+events.WorkStream+"."+c+".>")
+		}
+		return rights{accountBus, pub, []string{events.NotifyAll, inbox}}, nil
+	}
+	return rights{}, fmt.Errorf("user %q has no row in the permission table", u)
+}
+
+// commands is what events.Role allows, plus queries, all under the user's own
+// name.
+func commands(u keyring.User) []string {
+	role, name := u.Role(), u.Principal()
+	var s []string
+	for _, c := range role.Allowed() {
+		s = append(s, "pdgate.v1."+string(role)+"."+name+"."+string(c)+".>")
+	}
+	return append(s, events.QuerySubject(role, name, ">"))
+}
+
+func workers(names keyring.Names) []keyring.User {
+	var users []keyring.User
+	for _, w := range names.Prefill {
+		users = append(users, keyring.Worker(events.RolePrefill, w))
+	}
+	for _, w := range names.Decode {
+		users = append(users, keyring.Worker(events.RoleDecode, w))
+	}
+	return users
+}

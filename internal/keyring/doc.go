@@ -1,0 +1,30 @@
+// Package keyring holds the secrets of one installation as files, one secret a
+// file, so that a person can see, copy and withdraw each of them.
+//
+//	lifecycle-log.nk      NATS users: the seed of an nkey, in the form that
+//	lifecycle-bus.nk      `nats --nkey FILE` and other NATS tools read
+//	gateway-<name>.nk
+//	prefill-<name>.nk
+//	decode-<name>.nk
+//	operator.nk
+//	auditor.nk
+//	admin.nk
+//	log-mac.key           32 bytes in hex: authenticates what lifecycle stores
+//	digest-secret.key     32 bytes in hex: key of all digests of prompts and outputs
+//	grant.pem             Ed25519: signs the rights to pull KV
+//	grant.pub.pem         its public half, for workers on other machines
+//	prefill-<name>.pem    Ed25519: a worker's identity on the data plane
+//	decode-<name>.pem
+//
+// [Open] creates what is missing and never overwrites: a lost log key cannot be
+// told from a forged log, and a changed digest secret orphans every digest.
+// [Load] creates nothing; a machine that runs one part holds that part's files
+// and no others. Files are refused when others may read them.
+//
+// Who needs what:
+//
+//	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, grant
+//	gateway    gateway-<name>, digest-secret
+//	worker     <role>-<name>.nk, <role>-<name>.pem, grant.pub
+//	nats       every .nk file, or the configuration that it prints
+package keyring
