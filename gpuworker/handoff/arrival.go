@@ -1,0 +1,95 @@
+package handoff
+
+import (
+	"crypto/ed25519"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
+)
+
+// arrival is KV that is coming in: what the puller checks, without the
+// connection that it comes on.
+type arrival struct {
+	p     *Puller
+	grant *events.Grant
+	key   uint64 // of the digest
+	write *kvpool.Write
+
+	script []byte // see transcript
+	raw    []byte // the header's bytes
+	header *header
+	at     int    // next page
+	sum    uint64 // of the pages before it
+}
+
+// head takes the header.
+func (in *arrival) head(raw []byte) (err error) {
+	if in.header, err = parseHeader(raw); err != nil {
+		return err
+	}
+	in.raw = raw
+	if err := agrees(in.header, in.grant); err != nil && !in.p.cfg.Guards.NoHeader {
+		return err
+	}
+	return nil
+}
+
+// agrees compares the header with the grant.
+func agrees(h *header, g *events.Grant) error {
+	switch {
+	case h.RequestID != g.RequestID || h.GrantEpoch != g.GrantEpoch:
+		return events.NewError(events.CodePageOwner, "the owner sends another request's KV")
+	case h.PromptTokens != g.PromptTokens:
+		return events.NewError(events.CodeTokenCountMismatch, fmt.Sprintf("%d tokens sent, %d granted", h.PromptTokens, g.PromptTokens))
+	case h.Pages != events.Pages(g.Pages) || h.KVBytes != g.KVBytes || h.KVDigest != g.KVDigest:
+		return events.NewError(events.CodeDigestMismatch, "size or digest of the KV differs")
+	case h.Layout != g.Layout:
+		return events.NewError(events.CodeIncompatible, "page layouts differ")
+	}
+	return nil
+}
+
+// pages takes whole pages, of which first is the number of the first.
+func (in *arrival) pages(first uint32, body []byte) error {
+	size := in.p.cfg.Pool.PageBytes()
+	if uint64(first) != uint64(in.at) {
+		return fmt.Errorf("%w: page %d where %d is due", errFrame, first, in.at)
+	}
+	in.sum += kvpool.Sum(in.key, uint64(in.at)*uint64(size/8), body)
+	if err := in.write.Scatter(in.at, body); err != nil {
+		return err
+	}
+	in.at += len(body) / size
+	return nil
+}
+
+// trailer takes the owner's sum and signature.
+func (in *arrival) trailer(b []byte) error {
+	guards := &in.p.cfg.Guards
+	if binary.BigEndian.Uint64(b) != in.sum && !guards.NoPullDigest {
+		return events.NewError(events.CodeDigestMismatch, "what arrived is not what was sent")
+	}
+	key, err := decodeKey(in.grant.OwnerKey)
+	if !guards.NoOwnerKey && (err != nil || !ed25519.Verify(key, trailerMessage(in.script, in.raw, binary.BigEndian.Uint64(b)), b[8:])) {
+		return events.NewError(events.CodeWrongWorker, "the trailer is not signed by the owner")
+	}
+	return nil
+}
+
+// end judges what arrived. The sum is over what lies in our pages, whatever the
+// trailer says.
+func (in *arrival) end() (*Pulled, error) {
+	g, guards := in.grant, &in.p.cfg.Guards
+	if digest := kvpool.Digest(in.sum).String(); digest != g.KVDigest && !guards.NoPullDigest {
+		return nil, events.NewError(events.CodeDigestMismatch, "what arrived is not what was granted")
+	}
+	if !in.p.cfg.Clock().Before(g.Lease) && !guards.NoPullLease {
+		return nil, events.NewError(events.CodeLeaseOver, "the lease ended during the copy")
+	}
+	return &Pulled{
+		Grant: g, KVRequest: in.header.RequestID, PromptTokens: in.header.PromptTokens, KVBytes: g.KVBytes,
+		KVDigest: kvpool.Digest(in.sum).String(), Reference: in.header.Reference, First: in.header.First,
+	}, nil
+}

@@ -1,0 +1,102 @@
+package gpuworker
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// Errors of output.
+var (
+	errSend   = errors.New("output could not be sent")
+	errClosed = errors.New("output is closed: the request has ended")
+)
+
+// output gathers an engine's pieces into chunks. The first one goes at once,
+// for the client waits for it; the others when they are large enough, or old.
+type output struct {
+	send   func(events.OutputChunk) error
+	digest events.Digester // owned by the caller of emit
+
+	mu     sync.Mutex // guards the fields below
+	text   []byte
+	tokens int
+	index  uint32
+	timer  *time.Timer // nil: none is set
+	err    error       // the first one; nothing is sent after it
+}
+
+func newOutput(key []byte, send func(events.OutputChunk) error) *output {
+	return &output{send: send, digest: events.NewDigester(key, events.KindOutput)}
+}
+
+// emit is the engine's.
+func (o *output) emit(text []byte, tokens int) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err != nil {
+		return o.err
+	}
+	_, _ = o.digest.Write(text) // a hash does not fail
+	o.text = append(o.text, text...)
+	o.tokens += tokens
+	switch {
+	case o.index == 0 && len(o.text) > 0, len(o.text) >= flushBytes:
+		o.flushLocked()
+	case o.timer == nil:
+		o.timer = time.AfterFunc(flushAfter, o.expire)
+	}
+	return o.err
+}
+
+func (o *output) expire() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.timer = nil
+	if len(o.text) > 0 {
+		o.flushLocked()
+	}
+}
+
+// flush sends what is left. Afterwards all output is on its way.
+func (o *output) flush() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.flushLocked()
+	return o.err
+}
+
+// flushLocked sends one chunk. Callers hold mu.
+func (o *output) flushLocked() {
+	if o.timer != nil {
+		o.timer.Stop()
+		o.timer = nil
+	}
+	if o.err != nil || len(o.text) == 0 && o.tokens == 0 {
+		return
+	}
+	if err := o.send(events.OutputChunk{Index: o.index, Tokens: uint32(o.tokens), Text: o.text}); err != nil {
+		o.err = fmt.Errorf("%w: %w", errSend, err)
+	}
+	o.index++
+	clear(o.text)
+	o.text, o.tokens = o.text[:0], 0
+}
+
+// close drops what is left; nothing is sent after it.
+func (o *output) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.timer != nil {
+		o.timer.Stop()
+		o.timer = nil
+	}
+	clear(o.text)
+	o.text, o.tokens = nil, 0
+	if o.err == nil {
+		o.err = errClosed
+	}
+}

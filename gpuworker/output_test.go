@@ -1,0 +1,101 @@
+package gpuworker
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+type sink struct {
+	chunks []events.OutputChunk
+	at     []time.Duration
+	start  time.Time
+	err    error
+}
+
+func (s *sink) send(c events.OutputChunk) error {
+	if s.err != nil {
+		return s.err
+	}
+	c.Text = bytes.Clone(c.Text)
+	s.chunks = append(s.chunks, c)
+	s.at = append(s.at, time.Since(s.start))
+	return nil
+}
+
+// The first piece goes at once; others are gathered, for no longer than the
+// limit, also where the engine falls silent.
+func TestOutputIsGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sink{start: time.Now()}
+		o := newOutput([]byte("k"), s.send)
+		emit := func(text string) {
+			t.Helper()
+			if err := o.emit([]byte(text), len(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		emit("a")
+		emit("b")
+		emit("c")
+		time.Sleep(time.Second)
+		emit("d")
+		emit(strings.Repeat("x", flushBytes))
+		emit("e")
+		if err := o.flush(); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{"a", "bc", "d" + strings.Repeat("x", flushBytes), "e"}
+		if len(s.chunks) != len(want) {
+			t.Fatalf("%d chunks", len(s.chunks))
+		}
+		for i, c := range s.chunks {
+			if string(c.Text) != want[i] || c.Index != uint32(i) || int(c.Tokens) != len(want[i]) {
+				t.Errorf("chunk %d: %q, index %d, %d tokens", i, c.Text, c.Index, c.Tokens)
+			}
+		}
+		if s.at[0] != 0 || s.at[1] != flushAfter || s.at[2] != time.Second {
+			t.Errorf("sent at %v", s.at)
+		}
+		if got := o.digest.String(); got != events.Digest([]byte("k"), events.KindOutput, []byte(strings.Join(want, ""))) {
+			t.Error("the digest is of other bytes")
+		}
+	})
+}
+
+func TestOutputIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sink{start: time.Now()}
+		o := newOutput([]byte("k"), s.send)
+		_ = o.emit([]byte("a"), 1)
+		_ = o.emit([]byte("b"), 1)
+		o.close()
+		time.Sleep(time.Second)
+		if err := o.emit([]byte("c"), 1); !errors.Is(err, errClosed) {
+			t.Errorf("emit: %v", err)
+		}
+		if err := o.flush(); !errors.Is(err, errClosed) {
+			t.Errorf("flush: %v", err)
+		}
+		if len(s.chunks) != 1 {
+			t.Errorf("%d chunks", len(s.chunks))
+		}
+	})
+}
+
+func TestOutputError(t *testing.T) {
+	s := &sink{err: errors.New("no connection")}
+	o := newOutput([]byte("k"), s.send)
+	if err := o.emit([]byte("a"), 1); !errors.Is(err, errSend) {
+		t.Errorf("emit: %v", err)
+	}
+	s.err = nil
+	if err := o.flush(); !errors.Is(err, errSend) || len(s.chunks) != 0 {
+		t.Errorf("flush: %v, %d chunks", err, len(s.chunks))
+	}
+}

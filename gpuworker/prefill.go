@@ -1,0 +1,151 @@
+package gpuworker
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/gpuworker/handoff"
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
+)
+
+const stagePrefill = "prefill"
+
+// prefill computes one prompt's KV and reports it.
+func (w *Worker) prefill(ctx, taking context.Context, j *job, pass func()) outcome {
+	alloc, out := w.reserve(ctx, taking, j, j.work.PromptTokens)
+	if alloc == nil {
+		return out
+	}
+	pass()
+
+	var prompt []byte
+	var sampling engine.Sampling
+	var err, serr error
+	var wg sync.WaitGroup
+	wg.Go(func() { w.check(ctx, j) })
+	wg.Go(func() { sampling, serr = w.sampling(ctx, j) })
+	prompt, err = w.prompt(ctx, j)
+	wg.Wait()
+	if err == nil {
+		err = serr
+	}
+	if ctx.Err() != nil {
+		return w.halted(ctx, err)
+	}
+	if err != nil {
+		w.log.Warn("prompt unavailable", "request_id", j.work.RequestID, "error", err)
+		return w.fail(ctx, j, stagePrefill, asError(err, events.CodePromptUnavailable, "the prompt could not be fetched"))
+	}
+
+	pre, digest, err := w.compute(ctx, j, alloc, prompt, sampling)
+	switch {
+	case ctx.Err() != nil:
+		return w.halted(ctx, err)
+	case pre.Refused != nil && !w.cfg.Guards.NoRefusedCheck:
+		// Before anything else that the result says: an engine may refuse inside
+		// and go on with a placeholder, and the rest then looks finished.
+		return w.reject(ctx, j, pre.Refused)
+	case err != nil:
+		w.log.Warn("prefill", "request_id", j.work.RequestID, "error", err)
+		return w.fail(ctx, j, stagePrefill, asError(err, events.CodePrefillFailed, "the engine failed"))
+	}
+	return w.report(ctx, j, alloc, pre, digest)
+}
+
+// compute runs the engine on the job's pages and sums what it wrote.
+func (w *Worker) compute(ctx context.Context, j *job, alloc *kvpool.Allocation, prompt []byte, sampling engine.Sampling) (engine.Prefilled, kvpool.Digest, error) {
+	write, err := w.cfg.Pool.BeginWrite(alloc)
+	if err != nil {
+		return engine.Prefilled{}, 0, fmt.Errorf("prefill: %w", err)
+	}
+	defer write.End()
+	pre, err := w.cfg.Engine.Prefill(ctx, engine.PrefillJob{RequestID: j.work.RequestID, Prompt: prompt, Sampling: sampling, KV: alloc})
+	if err != nil {
+		return pre, 0, fmt.Errorf("prefill: %w", err)
+	}
+	if pre.Refused != nil && !w.cfg.Guards.NoRefusedCheck {
+		return pre, 0, nil
+	}
+	pin, err := w.cfg.Pool.Pin(j.work.RequestID, w.epoch, alloc.Runs())
+	if err != nil {
+		return pre, 0, fmt.Errorf("sum KV: %w", err)
+	}
+	defer pin.Release()
+	digest, err := pin.Digest(events.KVKey(j.key))
+	if err != nil {
+		return pre, 0, fmt.Errorf("sum KV: %w", err)
+	}
+	return pre, digest, nil
+}
+
+// report offers the KV to pulls and tells the lifecycle. The offer comes first:
+// the grant that the report makes possible may be used before its answer is
+// here. Nothing is pulled without a grant, so an offer whose report is denied
+// was never seen by anybody.
+func (w *Worker) report(ctx context.Context, j *job, alloc *kvpool.Allocation, pre engine.Prefilled, digest kvpool.Digest) outcome {
+	lease := w.cfg.Clock().Add(w.cfg.Lease)
+	err := w.server.Offer(handoff.Offer{
+		RequestID: j.work.RequestID, Model: j.work.Model, Tenant: j.work.Tenant, Alloc: alloc,
+		PromptTokens: pre.PromptTokens, Digest: digest, Key: events.KVKey(j.key), Lease: lease,
+		Reference: pre.Reference, First: pre.First,
+	})
+	if err != nil {
+		w.log.Error("offer KV", "request_id", j.work.RequestID, "error", err)
+		return w.fail(ctx, j, stagePrefill, events.NewError(events.CodeInternal, "the KV could not be offered"))
+	}
+	reference := ""
+	if len(pre.Reference) > 0 {
+		reference = events.Digest(j.key, events.KindReference, pre.Reference)
+	}
+	w.mu.Lock()
+	j.lease, j.recorded = lease, true // from here on the log may know of the pages
+	w.mu.Unlock()
+	a, err := w.do(ctx, j, &events.Prefill{
+		WorkerEpoch: w.epoch, Tenant: j.work.Tenant, PromptTokens: pre.PromptTokens,
+		Pages: alloc.Runs(), PageTokens: w.info.PageTokens, Layout: w.info.Layout,
+		KVBytes: int64(alloc.Pages()) * int64(w.cfg.Pool.PageBytes()), KVDigest: digest.String(),
+		Reference: reference, LeaseMS: w.cfg.Lease.Milliseconds(),
+	})
+	switch {
+	case err != nil && w.sawEnd(j):
+		// Cancelled from outside, or pulled already: the release asks no answer.
+		return dropped(context.Cause(ctx))
+	case err != nil && ctx.Err() != nil:
+		return w.halted(ctx, err)
+	case err != nil:
+		return w.unrecorded(err)
+	case a.Denied != nil:
+		return w.denied(ctx, j, pre, a.Denied)
+	}
+	w.mu.Lock()
+	w.stats.Prefilled++
+	w.mu.Unlock()
+	return outcome{kind: keep}
+}
+
+// denied withdraws KV that the lifecycle does not take. Where the engine
+// prefilled another number of tokens than were admitted, the request ends here,
+// with the engine's own refusal if it gave one.
+func (w *Worker) denied(ctx context.Context, j *job, pre engine.Prefilled, d *events.Denial) outcome {
+	<-w.server.Revoke(j.work.RequestID)
+	w.mu.Lock()
+	j.recorded = false
+	w.mu.Unlock()
+	w.log.Warn("prefilled denied", "request_id", j.work.RequestID, "code", string(d.Code), "error", d)
+	switch d.Code {
+	case events.CodeIllegalState, events.CodeUnknownRequest, events.CodeDeadline:
+		return dropped(d)
+	case events.CodeWorkerUnknown, events.CodeWorkerEpoch:
+		return retry(tryAgain, d)
+	case events.CodeTokenCountMismatch:
+		if pre.Refused != nil {
+			return w.reject(ctx, j, pre.Refused)
+		}
+		return w.fail(ctx, j, stagePrefill, events.NewError(events.CodePrefillFailed,
+			fmt.Sprintf("the engine prefilled %d of %d tokens", pre.PromptTokens, j.work.PromptTokens)))
+	}
+	return w.fail(ctx, j, stagePrefill, events.NewError(events.CodePrefillFailed, "the lifecycle did not take the KV: "+string(d.Code)))
+}

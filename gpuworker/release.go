@@ -1,0 +1,83 @@
+package gpuworker
+
+import (
+	"context"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// leave has a job's pages given back. It happens once for each job, and not
+// here: the loop goes on, and so does whoever brought the news. Callers hold mu.
+func (w *Worker) leave(j *job, reason string) {
+	if j.phase == leaving {
+		return
+	}
+	j.phase, j.reason = leaving, reason
+	w.exits = append(w.exits, j)
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// exit takes the jobs whose release is to begin.
+func (w *Worker) exit() []*job {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e := w.exits
+	w.exits = nil
+	return e
+}
+
+// release drains, frees, and reports. The order is the point: transfers end, or
+// are cut; then the pool waits for whatever still reads or writes the pages,
+// scrubs them and takes them back; then the lifecycle is told.
+func (w *Worker) release(ctx context.Context, j *job) {
+	id := j.work.RequestID
+	w.mu.Lock()
+	alloc, recorded, arrived, reason := j.alloc, j.recorded, j.arrived, j.reason
+	w.mu.Unlock()
+	if w.server != nil && !w.cfg.Guards.NoDrain {
+		if arrived {
+			// The transfer that brought the news has ended, or is about to; another
+			// one, of an older grant, is not waited for long.
+			drained := w.server.Drain(id)
+			t := time.NewTimer(drainTime)
+			select {
+			case <-drained:
+			case <-t.C:
+			}
+			t.Stop()
+		}
+		<-w.server.Revoke(id)
+	}
+	if alloc != nil {
+		<-w.cfg.Pool.Free(alloc)
+		if recorded {
+			w.released(ctx, j, alloc.Generation(), alloc.Pages(), reason)
+		}
+	}
+	w.mu.Lock()
+	delete(w.jobs, id)
+	w.stats.Released++
+	w.mu.Unlock()
+	close(j.done)
+}
+
+// released reports pages that are free again. A denial means that the log knew
+// nothing of them, or has them back already.
+func (w *Worker) released(ctx context.Context, j *job, generation uint64, pages int, reason string) {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	a, err := w.do(ctx, j, &events.Release{
+		Worker: w.cfg.Name, WorkerEpoch: w.epoch, Role: w.cfg.Role, Generation: generation, Pages: pages,
+		Drained: !w.cfg.Guards.NoDrain, Scrubbed: w.cfg.Pool.Scrubs(), Reason: reason,
+	})
+	switch {
+	case err != nil:
+		w.log.Warn("report released pages", "request_id", j.work.RequestID, "error", err)
+	case a.Denied != nil:
+		w.log.Debug("released denied", "request_id", j.work.RequestID, "code", string(a.Denied.Code))
+	}
+}

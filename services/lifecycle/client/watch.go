@@ -1,0 +1,94 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// WatchFilter restricts what [Client.Watch] shows. Empty members do not.
+type WatchFilter struct {
+	Model     string
+	RequestID string
+}
+
+// Notice is one durable event, as it was announced.
+type Notice struct {
+	Event    *events.Event
+	Position events.Position
+	Raw      []byte // the canonical bytes, as stored
+}
+
+// watchBuffer is how many notices may wait for a slow handler.
+const watchBuffer = 64 << 10
+
+// Watch calls f for each event that becomes durable from now on, one at a time,
+// until ctx ends; it returns nil then. Notices travel on core NATS: a lost
+// connection, or a handler that falls behind, loses some, and the latter is an
+// error. The log has them all.
+func (c *Client) Watch(ctx context.Context, filter WatchFilter, f func(Notice)) error {
+	subject := events.NotifyAll
+	if filter.Model != "" || filter.RequestID != "" {
+		model, id := "*", "*"
+		if filter.Model != "" {
+			if !events.ValidModel(filter.Model) {
+				return fmt.Errorf("watch: %q is not a model's name", filter.Model)
+			}
+			model = filter.Model
+		}
+		if filter.RequestID != "" {
+			if _, err := events.RequestTime(filter.RequestID); err != nil {
+				return fmt.Errorf("watch: %w", err)
+			}
+			id = filter.RequestID
+		}
+		subject = events.NotifySubject(model, id)
+	}
+	sub, err := c.conn.SubscribeSync(subject)
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	defer sub.Unsubscribe()
+	if err := sub.SetPendingLimits(watchBuffer, -1); err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	// Without the flush, an event caused by the caller's next step could be missed.
+	// A server that is away hears of the subscription when the connection is back.
+	fctx, cancel := context.WithTimeout(ctx, c.timeout)
+	err = c.conn.FlushWithContext(fctx)
+	cancel()
+	if err != nil && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("watch: %w", err)
+	}
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return fmt.Errorf("watch: %w", err)
+		}
+		n, err := notice(m)
+		if err != nil {
+			c.logger.WarnContext(ctx, "notice is not understood", "subject", m.Subject, "err", err)
+			continue
+		}
+		f(n)
+	}
+}
+
+func notice(m *nats.Msg) (Notice, error) {
+	pos, err := events.ParsePosition(m.Header.Get(events.HeaderPosition))
+	if err != nil {
+		return Notice{}, err
+	}
+	e, err := events.Decode(m.Data)
+	if err != nil {
+		return Notice{}, err
+	}
+	return Notice{Event: e, Position: pos, Raw: m.Data}, nil
+}

@@ -1,0 +1,183 @@
+package lifecycle
+
+import (
+	"encoding/json"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/events/journal"
+	"github.com/pdgate/pdgate/services/lifecycle/partition"
+)
+
+// node joins one pure partition loop to the journal, the bus and the clock. It
+// is the loop's Port.
+type node struct {
+	svc       *Service
+	partition int
+	mine      atomic.Bool   // this replica is preferred
+	endpoints micro.Service // while mine; owned by the membership loop
+
+	mu    sync.Mutex
+	loop  *partition.Loop // guarded by mu, and so is the shard
+	shard *shard          // nil for operations
+	ops   *opsShard       // nil for requests
+}
+
+func (s *Service) newNode(p int) (*node, error) {
+	n := &node{svc: s, partition: p}
+	var m partition.Machine
+	if p == events.OpsPartition {
+		n.ops = newOpsShard(s)
+		m = n.ops
+	} else {
+		n.shard = newShard(s, p)
+		m = n.shard
+	}
+	loop, err := partition.New(partition.Config{Partition: p, Writer: s.writer, MaxBytes: s.cfg.maxEnvelope()}, m, n)
+	if err != nil {
+		return nil, err
+	}
+	n.loop = loop
+	return n, nil
+}
+
+// submit hands a command from the bus to the loop.
+func (n *node) submit(c *events.Command, to *caller, now time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.loop.Command(c, to, now)
+	n.svc.wake()
+}
+
+// order hands one of the service's own commands to the loop; nobody waits for
+// the answer. The lock is held.
+func (n *node) order(c *events.Command, now time.Time) {
+	if c != nil {
+		n.loop.Command(c, nil, now)
+	}
+}
+
+// follow takes one envelope from the journal.
+func (n *node) follow(env *events.Envelope, now time.Time) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.loop.Followed(env, now)
+}
+
+// tick passes time: silences, deadlines, forgetting. It says whether commands
+// wait.
+func (n *node) tick(now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.loop.Tick(now)
+	if n.shard != nil {
+		n.shard.wheel.advance(now, func(id string) { n.overdue(id, now) })
+		n.shard.evict(now)
+	}
+	return n.loop.Stats().Waiting > 0
+}
+
+func (n *node) applied() uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.loop.Applied()
+}
+
+func (n *node) waiting() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.loop.Stats().Waiting
+}
+
+// Publish sends an envelope to the log. The lock is held: the reply comes on the
+// journal's goroutine, never from inside Append.
+func (n *node) Publish(token uint64, env *events.Envelope) error {
+	if n.svc.silent.Load() {
+		return nil // a killed process sends nothing; tests only
+	}
+	return n.svc.cfg.Journal.Append(env, func(r journal.Reply) {
+		now := n.svc.now()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		switch r.Kind {
+		case journal.Stored:
+			n.svc.saw(r.Seq)
+			n.loop.Stored(token, r.Seq, now)
+		case journal.Refused:
+			n.loop.Refused(token, r.Hint, now)
+		default:
+			n.loop.Unknown(token, r.Err, now)
+		}
+	})
+}
+
+// Answer gives one caller its answer. The lock is held, so a grant is made from
+// the state that the answer was folded from.
+func (n *node) Answer(to any, a *events.Answer, err *events.Error) {
+	c, ok := to.(*caller)
+	if !ok || c == nil {
+		if err != nil {
+			n.svc.log.Warn("own command was not recorded", "partition", partitionName(n.partition), "code", err.Code)
+		}
+		return
+	}
+	n.svc.metrics.answered(n.svc.now(), c, a, err)
+	endSpan(c.span, a, err)
+	if c.reply == "" || n.svc.silent.Load() {
+		return
+	}
+	if err != nil {
+		n.svc.refuse(c.reply, err)
+		return
+	}
+	if n.shard != nil && a.Type == events.TypeTransferGranted {
+		if err := n.shard.attach(a); err != nil {
+			n.svc.log.Error("grant cannot be signed", "request_id", a.Subject, "err", err)
+			n.svc.refuse(c.reply, events.NewError(events.CodeInternal, "the grant is recorded and cannot be signed"))
+			return
+		}
+	}
+	n.svc.answer(c.reply, a)
+}
+
+// Committed announces an event after it is durable and folded, and dispatches
+// the work that it calls for: the replica that wrote it does, once. What it did
+// not get to before a crash, gateways and workers ask for, and the partition's
+// next replica dispatches. The lock is held.
+func (n *node) Committed(e *events.Event, pos events.Position, line []byte, own bool) {
+	if !own || n.shard == nil || n.svc.silent.Load() {
+		return
+	}
+	x := n.shard.find(e.Subject)
+	if x == nil || x.r.Model == "" || e.N == 0 {
+		return
+	}
+	n.svc.send(&nats.Msg{
+		Subject: events.NotifySubject(x.r.Model, e.Subject), Data: line,
+		Header: nats.Header{events.HeaderPosition: {pos.String()}, events.HeaderContent: {events.ContentEvent}},
+	})
+	if e.Type == events.TypeAdmitted || e.Type == events.TypePrefilled {
+		if w := n.svc.workOf(x.r); w != nil {
+			x.sent = n.svc.now()
+			n.svc.work.publish(w, e.ID)
+		}
+	}
+}
+
+// Alarm reports what a person must look at.
+func (n *node) Alarm(err error) {
+	n.svc.alarm("the log is not as it should be", "partition", partitionName(n.partition), "err", err)
+}
+
+func encodeError(e *events.Error) []byte {
+	b, err := json.Marshal(e)
+	if err != nil {
+		panic(err) // two strings and a number
+	}
+	return b
+}

@@ -1,0 +1,391 @@
+package lifecycle
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/statemachine/projection"
+)
+
+// Service is one replica.
+type Service struct {
+	cfg         Config
+	log         *slog.Logger
+	source      string // of events: "/pdgate/lifecycle/<name>"
+	writer      string // of envelopes: no other life of any replica has it
+	policy      string // digest of the admission policy
+	grantPublic ed25519.PublicKey
+	metrics     *metrics
+	tracer      trace.Tracer
+	now         func() time.Time
+	unique      func() string         // a name that nobody else has
+	publish     func(*nats.Msg) error // to the bus, without waiting
+
+	nodes   []*node // by partition number
+	opsNode *node
+	roster  *roster
+	counts  *counts
+	members *members
+	work    *dispatcher
+
+	projection *projection.Projection // set by Run
+	slowTurns  chan struct{}
+	slowDone   sync.WaitGroup
+	kickChores chan struct{}
+
+	ready     chan struct{} // closed when commands are served
+	following atomic.Bool   // what the log held at the start is folded
+	followed  atomic.Uint64 // sequence that the follower has handled
+	logSeq    atomic.Uint64 // highest sequence seen anywhere
+	idle      atomic.Bool   // no command waits: the tick loop is slow
+	awake     chan struct{} // makes it fast again
+	ticked    atomic.Int64  // when the tick loop last went round; unix nanoseconds
+	envelopes atomic.Uint64 // followed since the last snapshot
+
+	// Tests only.
+	silent   atomic.Bool // as if the process were killed: nothing leaves any more
+	tickHook func()      // called by the tick loop: may make it hang
+}
+
+// New checks the configuration. Nothing runs and nothing is read before Run.
+func New(cfg Config) (*Service, error) {
+	if cfg.Bus == nil {
+		return nil, errors.New("lifecycle: Bus is missing")
+	}
+	return newService(cfg, cfg.Bus.PublishMsg, nuid.Next)
+}
+
+func newService(cfg Config, publish func(*nats.Msg) error, unique func() string) (*Service, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	s := &Service{
+		cfg: cfg, log: cfg.Logger.With("replica", cfg.Name), source: "/pdgate/lifecycle/" + cfg.Name,
+		writer: cfg.Name + "." + unique(), unique: unique, publish: publish, policy: cfg.policy(),
+		grantPublic: cfg.GrantKey.Public().(ed25519.PublicKey), tracer: otel.Tracer(scope), now: time.Now,
+		roster: newRoster(), counts: newCounts(), members: newMembers(cfg.Name),
+		slowTurns: make(chan struct{}, slowQueries), kickChores: make(chan struct{}, 1), awake: make(chan struct{}, 1), ready: make(chan struct{}),
+	}
+	if s.metrics, err = newMetrics(); err != nil {
+		return nil, fmt.Errorf("lifecycle: instruments: %w", err)
+	}
+	for p := range cfg.Partitions {
+		n, err := s.newNode(p)
+		if err != nil {
+			return nil, fmt.Errorf("lifecycle: %w", err)
+		}
+		s.nodes = append(s.nodes, n)
+	}
+	if s.opsNode, err = s.newNode(events.OpsPartition); err != nil {
+		return nil, fmt.Errorf("lifecycle: %w", err)
+	}
+	return s, nil
+}
+
+// Ready is closed when the replica has read the log and serves commands.
+func (s *Service) Ready() <-chan struct{} { return s.ready }
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// saw notes a sequence that the log has.
+func (s *Service) saw(seq uint64) {
+	for {
+		was := s.logSeq.Load()
+		if seq <= was || s.logSeq.CompareAndSwap(was, seq) {
+			return
+		}
+	}
+}
+
+func (s *Service) caughtUp() bool { return s.following.Load() }
+
+// alarm is an error of the log itself: a person must look.
+func (s *Service) alarm(msg string, args ...any) { s.log.Error(msg, append(args, "alarm", true)...) }
+
+// opsChanged makes chores and queues look at the workers now.
+func (s *Service) opsChanged() {
+	select {
+	case s.kickChores <- struct{}{}:
+	default:
+	}
+	if s.work != nil {
+		select {
+		case s.work.kick <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// all lists every node, operations included.
+func (s *Service) all() []*node { return append([]*node{s.opsNode}, s.nodes...) }
+
+// stopTime bounds a clean stop.
+const stopTime = 2 * time.Second
+
+// Run serves until ctx ends; a clean stop is no error. It returns when every
+// goroutine of the replica has ended.
+//
+// A stop hands over first: the others are told, endpoints drain, and commands
+// that wait are settled by the log, all while the loops still run. A crash skips
+// this and costs the others one second of silence before they take over.
+func (s *Service) Run(ctx context.Context) error {
+	var err error
+	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Logger: s.log}); err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	defer s.projection.Close()
+	if err := s.projection.Check(ctx, s.macAt); err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	from, err := s.restore(ctx)
+	if err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	if s.work, err = newDispatcher(s); err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+
+	// The loops outlive ctx by the hand-over.
+	loops, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	var wg sync.WaitGroup
+	run := func(name string, f func(context.Context) error) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if err := f(loops); err != nil && loops.Err() == nil {
+				stop(fmt.Errorf("%s: %w", name, err))
+			}
+		}()
+	}
+	s.roster.listen(s.now())
+	run("read side", func(ctx context.Context) error { return s.projection.Run(ctx, s.cfg.Journal.Follow) })
+	run("follow log", func(ctx context.Context) error { return s.follow(ctx, from) })
+	run("tick", s.ticks)
+	run("chores", func(ctx context.Context) error { s.chores(ctx); return nil })
+	run("work queues", func(ctx context.Context) error { s.work.run(ctx); return nil })
+	run("snapshots", s.snapshots)
+
+	err = s.serve(ctx, loops)
+	if ctx.Err() != nil && loops.Err() == nil {
+		s.settle(loops)
+	}
+	failed := context.Cause(loops)
+	stop(nil)
+	wg.Wait()
+	s.slowDone.Wait()
+	if failed != nil {
+		return fmt.Errorf("lifecycle: %w", failed)
+	}
+	if err != nil {
+		return fmt.Errorf("lifecycle: %w", err)
+	}
+	if err := s.snapshot(context.WithoutCancel(ctx)); err != nil {
+		// The log has everything; the next start reads more of it.
+		s.log.Warn("snapshot is not written", "err", err)
+	}
+	return nil
+}
+
+// settle waits until the log has settled what waits, for a bounded time. What it
+// does not reach, the callers ask another replica for.
+func (s *Service) settle(ctx context.Context) {
+	deadline := time.NewTimer(stopTime / 2)
+	defer deadline.Stop()
+	t := time.NewTicker(5 * time.Millisecond)
+	defer t.Stop()
+	for {
+		n := 0
+		for _, x := range s.all() {
+			n += x.waiting()
+		}
+		if n == 0 {
+			break
+		}
+		select {
+		case <-deadline.C:
+			s.log.Warn("stop with commands that the log has not settled", "commands", n)
+			return
+		case <-t.C:
+		}
+	}
+	// Answers may still be in the connection's buffer. A lost bus ends the wait.
+	_ = s.flush(ctx, stopTime/4)
+}
+
+// flush waits until the server has read what was published.
+func (s *Service) flush(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return s.cfg.Bus.FlushWithContext(ctx)
+}
+
+// follow feeds the nodes from the log. It ends with ctx, or with an error that
+// only a person can mend.
+func (s *Service) follow(ctx context.Context, from uint64) error {
+	end, err := s.end(ctx)
+	if err != nil {
+		return err
+	}
+	s.saw(end)
+	s.followed.Store(from)
+	if from >= end {
+		s.following.Store(true)
+	}
+	var last *gap
+	for {
+		err := s.cfg.Journal.Follow(ctx, from+1, func(env *events.Envelope) error {
+			if n := s.nodeAt(env.Partition); n != nil {
+				if err := n.follow(env, s.now()); err != nil {
+					return &gap{n, env.Seq, err}
+				}
+			}
+			s.saw(env.Seq)
+			s.followed.Store(env.Seq)
+			s.envelopes.Add(1)
+			if env.Seq >= end {
+				s.following.Store(true)
+			}
+			return nil
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		var g *gap
+		if !errors.As(err, &g) {
+			return err
+		}
+		// A message was missed, or this replica folded what the log does not have.
+		// The first is mended by following again; the same gap twice is the second.
+		if last != nil && last.seq == g.seq {
+			return g.err
+		}
+		last = g
+		s.log.Warn("follow the log again", "cause", g.err)
+		from = g.node.applied()
+	}
+}
+
+// gap carries a partition's complaint through the journal's follower.
+type gap struct {
+	node *node
+	seq  uint64
+	err  error
+}
+
+func (g *gap) Error() string { return g.err.Error() }
+
+// end is the log's last sequence at the start: when it is folded, the replica has
+// caught up. The log may be away for a while; nothing can be served before it is
+// back.
+func (s *Service) end(ctx context.Context) (uint64, error) {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		seq, err := s.cfg.Journal.Last(ctx)
+		if err == nil || ctx.Err() != nil {
+			return seq, ctx.Err()
+		}
+		s.log.Warn("log does not answer", "err", err)
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return 0, ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// nodeAt is the node of a log subject; nil for a subject that is no partition.
+func (s *Service) nodeAt(p int) *node {
+	switch {
+	case p == events.OpsPartition:
+		return s.opsNode
+	case p >= 0 && p < len(s.nodes):
+		return s.nodes[p]
+	}
+	return nil
+}
+
+// The loops' waits are short while commands are about, and only deadlines pass
+// otherwise.
+const (
+	busyTick = 5 * time.Millisecond
+	idleTick = wheelTick
+)
+
+// ticks passes time to the nodes.
+func (s *Service) ticks(ctx context.Context) error {
+	t := time.NewTimer(busyTick)
+	defer t.Stop()
+	nodes := s.all()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.C:
+		case <-s.awake:
+			t.Reset(busyTick)
+			continue
+		}
+		now := s.now()
+		busy := false
+		for _, n := range nodes {
+			busy = n.tick(now) || busy
+		}
+		// A command that comes between the look and the store finds idle unset and
+		// is looked at after one idle tick: only its retries are that much later.
+		s.idle.Store(!busy)
+		if busy {
+			t.Reset(busyTick)
+		} else {
+			t.Reset(idleTick)
+		}
+		if s.tickHook != nil {
+			s.tickHook()
+		}
+		s.ticked.Store(now.UnixNano())
+	}
+}
+
+// wake makes the tick loop fast: a command waits.
+func (s *Service) wake() {
+	if s.idle.Load() && s.idle.CompareAndSwap(true, false) {
+		select {
+		case s.awake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// statePath is a file in the state directory, "" without one.
+func (s *Service) statePath(name string) string {
+	if s.cfg.StateDir == "" {
+		return ""
+	}
+	return filepath.Join(s.cfg.StateDir, name)
+}
+
+// macAt is the MAC of the envelope at a sequence: what tells one log from
+// another.
+func (s *Service) macAt(ctx context.Context, seq uint64) (string, error) {
+	env, err := s.cfg.Journal.Read(ctx, seq)
+	if err != nil {
+		return "", err
+	}
+	return env.MAC, nil
+}

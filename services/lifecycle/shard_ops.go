@@ -1,0 +1,73 @@
+package lifecycle
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/services/lifecycle/partition"
+	"github.com/pdgate/pdgate/statemachine"
+)
+
+// opsShard is pdgate.log.ops: registrations and quarantines. Its node's lock
+// guards it; everybody else reads the copies in the roster.
+type opsShard struct {
+	svc     *Service
+	machine *statemachine.Machine
+	ops     *statemachine.Ops
+}
+
+func newOpsShard(svc *Service) *opsShard {
+	return &opsShard{svc: svc, machine: statemachine.NewMachine(svc.cfg.Guards), ops: &statemachine.Ops{}}
+}
+
+// Recorded returns the recorded answer to an order, while it still counts.
+func (s *opsShard) Recorded(c *events.Command) (*events.Answer, bool) {
+	rec, ok := s.ops.Answer(c.Subject, c.Key())
+	if !ok {
+		return nil, false
+	}
+	return opsAnswer(c.Subject, rec), true
+}
+
+func opsAnswer(subject string, rec statemachine.Recorded) *events.Answer {
+	return &events.Answer{
+		Subject: subject, State: rec.State, Type: rec.Type, ID: subject + "." + strconv.Itoa(rec.N),
+		Position: rec.Pos.String(), Hash: rec.Hash, Denied: rec.Denied,
+	}
+}
+
+// Begin starts an envelope; orders of one subject never share one, and nothing
+// else carries over.
+func (s *opsShard) Begin() partition.Draft { return s }
+
+// Encoded has nothing to chain: operations are no tenant's.
+func (s *opsShard) Encoded(*events.Event, []byte) {}
+
+// Decide returns the event to append for the order.
+func (s *opsShard) Decide(c *events.Command, now time.Time) *events.Event {
+	data := s.machine.DecideOps(s.ops, c, nil)
+	last := s.ops.Subjects[c.Subject]
+	return &events.Event{
+		ID: c.Subject + "." + strconv.Itoa(last.N+1), Source: s.svc.source, Type: data.EventType(), Subject: c.Subject,
+		Time: events.Micros(now), N: last.N + 1, Command: c.Key(), Principal: c.From(), Prev: last.Pos,
+		Traceparent: c.Traceparent, Data: data,
+	}
+}
+
+// Fold applies one stored event and tells the roster.
+func (s *opsShard) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
+	hash := events.Hash(line)
+	if err := statemachine.FoldOps(s.ops, e, pos, hash); err != nil {
+		s.svc.alarm("an event of operations is not legal where it stands", "subject", e.Subject, "position", pos.String(), "err", err)
+		return stray(e, pos, hash)
+	}
+	if e.Type != events.TypeDenied {
+		s.svc.roster.publish(s.ops, e, s.svc.now())
+		s.svc.opsChanged()
+	}
+	if rs := s.ops.Subjects[e.Subject].Recorded; len(rs) > 0 && rs[len(rs)-1].N == e.N {
+		return opsAnswer(e.Subject, rs[len(rs)-1])
+	}
+	return stray(e, pos, hash)
+}

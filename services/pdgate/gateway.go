@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pdgate/pdgate/services/gateway"
+)
+
+func (a *app) gatewayCommand() *cobra.Command {
+	var (
+		r               remote
+		eng             engineFlags
+		p               gatewayPart
+		address, tenant string
+	)
+	c := &cobra.Command{
+		Use:   "gateway",
+		Short: "Run a gateway",
+		Long: `gateway runs the OpenAI-compatible HTTP edge against a NATS server elsewhere. Keys:
+gateway-<name>.nk and digest-secret.key. Its engine flags must be those of the
+workers: it counts tokens as they will.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var err error
+			if p.engine, err = eng.config(0); err != nil {
+				return &usageError{err, cmd}
+			}
+			ring, err := a.load(&r)
+			if err != nil {
+				return err
+			}
+			if tenant == "" {
+				tenant = filepath.Join(a.data, "tenants.yaml")
+			}
+			if p.tenants, err = gateway.LoadTenants(tenant); err != nil {
+				return err
+			}
+			l, err := listen(address)
+			if err != nil {
+				return err
+			}
+			defer l.Close()
+			url := "http://" + l.Addr().String()
+			remove := func() {}
+			defer func() { remove() }()
+			p.ready = func() (err error) {
+				if remove, err = publishURL(a.data, gatewayURLFile, url); err != nil {
+					remove = func() {}
+					return err
+				}
+				a.log.Info("gateway is ready", "url", url)
+				return nil
+			}
+			return supervise(cmd.Context(), []part{{"gateway", func(ctx context.Context) error {
+				return p.run(ctx, l, a.dialer(&r, ring), ring, a.log)
+			}}})
+		},
+	}
+	f := c.Flags()
+	r.add(f)
+	eng.add(f)
+	f.StringVar(&p.name, "name", "gw1", "name of the gateway")
+	f.StringVar(&address, "listen", "127.0.0.1:8080", "address to listen on")
+	f.StringVar(&tenant, "tenants", "", "tenants file (default: tenants.yaml in the data directory)")
+	f.DurationVar(&p.drain, "drain", 10*time.Second, "how long a stop waits for open requests")
+	return c
+}

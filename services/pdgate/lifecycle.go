@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"github.com/pdgate/pdgate/internal/keyring"
+)
+
+func (a *app) lifecycleCommand() *cobra.Command {
+	var r remote
+	var p lifecyclePart
+	c := &cobra.Command{
+		Use:   "lifecycle",
+		Short: "Run a lifecycle replica",
+		Long: `lifecycle runs one replica of the service that owns the log, against a NATS server
+elsewhere. Any number of replicas may run; each needs a name of its own. Keys:
+lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ring, err := a.load(&r)
+			if err != nil {
+				return err
+			}
+			p.stateDir = filepath.Join(a.data, "lifecycle", p.name)
+			return supervise(cmd.Context(), []part{{"lifecycle", func(ctx context.Context) error {
+				return p.run(ctx, a.dialer(&r, ring), ring, a.log)
+			}}})
+		},
+	}
+	f := c.Flags()
+	r.add(f)
+	f.StringVar(&p.name, "name", "lc1", "name of the replica")
+	f.IntVar(&p.partitions, "partitions", 0, "partitions of a log that does not exist yet (0: the default); an existing log keeps its own")
+	f.IntVar(&p.replicas, "replicas", 1, "NATS servers that must hold the log")
+	f.IntVar(&p.queueLimit, "queue-limit", 1024, "most requests of a model that wait for prefill (0: no limit)")
+	return c
+}
+
+// dialer connects a part, which waits for its server as long as it takes.
+func (a *app) dialer(r *remote, ring *keyring.Ring) dial {
+	return func(ctx context.Context, u keyring.User) (*nats.Conn, error) { return a.connect(ctx, r, ring, u, -1) }
+}

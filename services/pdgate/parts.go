@@ -1,0 +1,323 @@
+package main
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/pflag"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/events/journal"
+	"github.com/pdgate/pdgate/gpuworker"
+	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
+	"github.com/pdgate/pdgate/internal/keyring"
+	"github.com/pdgate/pdgate/services/gateway"
+	"github.com/pdgate/pdgate/services/lifecycle"
+	"github.com/pdgate/pdgate/services/lifecycle/client"
+	"github.com/pdgate/pdgate/statemachine"
+)
+
+// dial opens a NATS connection of one user: to a server elsewhere, or to the
+// embedded one.
+type dial func(context.Context, keyring.User) (*nats.Conn, error)
+
+// guards are the checks that the incident takes away. Everywhere else they are
+// zero: all on.
+type guards struct {
+	machine statemachine.Guards
+	worker  gpuworker.Guards
+	bigPool bool // give prefill a pool that holds what its engine refuses
+}
+
+// lifecyclePart describes a lifecycle replica.
+type lifecyclePart struct {
+	name       string
+	stateDir   string
+	partitions int // of a log that does not exist yet
+	replicas   int // of the stream
+	queueLimit int
+	guards     statemachine.Guards
+	quiet      time.Duration
+}
+
+func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+	logKey, err := ring.LogKey()
+	if err != nil {
+		return err
+	}
+	secret, err := ring.DigestSecret()
+	if err != nil {
+		return err
+	}
+	grant, err := ring.GrantKey()
+	if err != nil {
+		return err
+	}
+	logConn, err := dial(ctx, keyring.LifecycleLog)
+	if err != nil {
+		return err
+	}
+	defer logConn.Close()
+	bus, err := dial(ctx, keyring.LifecycleBus)
+	if err != nil {
+		return err
+	}
+	defer bus.Close()
+	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	log = log.With("part", "lifecycle")
+	j, err := journal.OpenJetStream(ctx, logConn, journal.Config{Key: logKey, Partitions: p.partitions, Replicas: p.replicas, Logger: log})
+	if err != nil {
+		return err
+	}
+	defer j.Close()
+	svc, err := lifecycle.New(lifecycle.Config{
+		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
+		StateDir: p.stateDir, Guards: p.guards, QueueLimit: p.queueLimit, BootQuiet: p.quiet, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	return svc.Run(ctx)
+}
+
+// engineFlags describe the engine, to workers and to the gateway's tokenizer.
+type engineFlags struct {
+	engine   string
+	model    string
+	context  int
+	maxInput int
+	threads  int
+}
+
+func (e *engineFlags) add(f *pflag.FlagSet) {
+	f.StringVar(&e.engine, "engine", "ref", "engine: ref, or faulty (ref with the bug of the public incident)")
+	f.StringVar(&e.model, "model", "ref", "name of the model that is served")
+	f.IntVar(&e.context, "context", engine.DefaultContextTokens, "longest prompt and completion, in tokens")
+	f.IntVar(&e.maxInput, "max-input", 0, "longest prompt, in tokens (0: what the prefill pool and the context hold)")
+	f.IntVar(&e.threads, "threads", 0, "threads of one engine call (0: one for each CPU)")
+}
+
+// config makes the engine's configuration, and has the engine judge it. pool is
+// the prefill pool in tokens; 0 where it is not known.
+func (e *engineFlags) config(pool int) (engine.Config, error) {
+	c := engine.Config{Name: e.engine, Model: e.model, ContextTokens: e.context, MaxInputTokens: e.maxInput, Threads: e.threads}
+	if c.MaxInputTokens == 0 && pool > 0 {
+		c.MaxInputTokens = min(pool, c.ContextTokens)
+	}
+	if c.Threads == 0 {
+		c.Threads = runtime.GOMAXPROCS(0)
+	}
+	_, err := engine.New(c)
+	return c, err
+}
+
+// tokenizer lets the gateway count as the engine will.
+type tokenizer struct{ engine engine.Engine }
+
+func (t tokenizer) Count(ctx context.Context, prompt []byte) (int, error) {
+	return t.engine.Count(ctx, prompt)
+}
+
+func (t tokenizer) Chat(messages []gateway.Message) ([]byte, []string) {
+	turns := make([]engine.Message, len(messages))
+	for i, m := range messages {
+		turns[i] = engine.Message{Role: m.Role, Content: m.Content}
+	}
+	return engine.Chat(turns), []string{engine.ChatStop}
+}
+
+// gatewayPart describes a gateway.
+type gatewayPart struct {
+	name    string
+	tenants *gateway.Tenants
+	engine  engine.Config
+	drain   time.Duration
+	ready   func() error // called when it is subscribed; nil: nobody waits
+}
+
+func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+	defer l.Close()
+	secret, err := ring.DigestSecret()
+	if err != nil {
+		return err
+	}
+	eng, err := engine.New(p.engine)
+	if err != nil {
+		return err
+	}
+	nc, err := dial(ctx, keyring.Gateway(p.name))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	log = log.With("part", "gateway", "gateway", p.name)
+	cl, err := client.New(ctx, client.Config{Conn: nc, Role: events.RoleGateway, Principal: p.name, Logger: log})
+	if err != nil {
+		return err
+	}
+	g, err := gateway.New(gateway.Config{
+		Name: p.name, Conn: nc, Client: cl, DigestSecret: secret, Tenants: p.tenants,
+		Models: map[string]gateway.Tokenizer{eng.Info().Model: tokenizer{eng}}, Timeouts: gateway.Timeouts{Drain: p.drain}, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	// One ends the other: a gateway that lost its connection must not go on to
+	// accept, and a closed listener leaves nothing to serve.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ran := make(chan error, 1)
+	go func() {
+		defer cancel()
+		ran <- g.Run(ctx)
+	}()
+	select {
+	case <-g.Ready():
+		if p.ready != nil {
+			if err := p.ready(); err != nil {
+				cancel()
+				return errors.Join(err, <-ran)
+			}
+		}
+	case <-ctx.Done():
+	}
+	err = gateway.Serve(ctx, gateway.NewServer(g.Handler(), log), l, 0, p.drain+7*time.Second)
+	cancel()
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return errors.Join(err, <-ran)
+}
+
+// workerPart describes a worker of either role.
+type workerPart struct {
+	name        string
+	role        events.Role
+	engine      engine.Config
+	poolTokens  int
+	listen      string
+	advertise   string
+	concurrency int
+	guards      guards
+}
+
+func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+	identity, err := ring.Identity(p.role, p.name)
+	if err != nil {
+		return err
+	}
+	grant, err := ring.GrantPublicKey()
+	if err != nil {
+		return err
+	}
+	eng, err := engine.New(p.engine)
+	if err != nil {
+		return err
+	}
+	info := eng.Info()
+	if p.poolTokens < info.PageTokens {
+		return fmt.Errorf("pool of %d tokens: want at least one page of %d", p.poolTokens, info.PageTokens)
+	}
+	log = log.With("part", "worker")
+	pool, err := kvpool.New(kvpool.Config{
+		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	nc, err := dial(ctx, keyring.Worker(p.role, p.name))
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	cl, err := client.New(ctx, client.Config{Conn: nc, Role: p.role, Principal: p.name, Logger: log})
+	if err != nil {
+		return err
+	}
+	queue, err := cl.Queue(ctx, info.Model, p.role)
+	if err != nil {
+		return err
+	}
+	w, err := gpuworker.New(gpuworker.Config{
+		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: cl, Queue: workQueue{queue}, Prompts: cl, Output: cl,
+		Identity: identity, Listen: p.listen, Advertise: p.advertise, Concurrency: p.concurrency, Guards: p.guards.worker, Logger: log,
+		GrantKeys: grantKeys(grant),
+	})
+	if err != nil {
+		return err
+	}
+	return supervise(ctx,
+		[]part{{"notices", func(ctx context.Context) error { return watch(ctx, cl, info.Model, w, log) }}},
+		[]part{{"worker", w.Run}},
+	)
+}
+
+// watch feeds the model's events to the worker. Lost ones cost time, not
+// safety: the worker asks about what it holds.
+func watch(ctx context.Context, cl *client.Client, model string, w *gpuworker.Worker, log *slog.Logger) error {
+	for {
+		err := cl.Watch(ctx, client.WatchFilter{Model: model}, func(n client.Notice) { w.Notice(n.Event) })
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		log.Warn("notices were lost, subscribing again", "err", err)
+	}
+}
+
+// workQueue turns the client's queue into the worker's.
+type workQueue struct{ q *client.Queue }
+
+func (w workQueue) Next(ctx context.Context) (gpuworker.Item, error) {
+	it, err := w.q.Next(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return workItem{it}, nil
+}
+
+type workItem struct{ it *client.Item }
+
+func (i workItem) Work() *events.Work            { return i.it.Work }
+func (i workItem) Ack() error                    { return i.it.Ack() }
+func (i workItem) Nak(delay time.Duration) error { return i.it.Nak(delay) }
+func (i workItem) Progress() error               { return i.it.Progress() }
+
+// listen opens the gateway's port.
+func listen(address string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("http: listen on %s: address already in use: choose another one with --listen", address)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("http: %w (flag --listen)", err)
+	}
+	return l, nil
+}
+
+// dataPlane is where a worker of this machine listens for pulls: a Unix socket
+// under dir, or loopback where the path would be too long for one.
+func dataPlane(dir, name string) string {
+	path, err := filepath.Abs(filepath.Join(dir, name+".sock"))
+	if err != nil || len(path) > 100 {
+		return "tcp://127.0.0.1:0"
+	}
+	return "unix://" + path
+}
+
+func grantKeys(k ed25519.PublicKey) func() []ed25519.PublicKey {
+	return func() []ed25519.PublicKey { return []ed25519.PublicKey{k} }
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/internal/broker"
+	"github.com/pdgate/pdgate/internal/keyring"
+	"github.com/pdgate/pdgate/internal/natsclient"
+	"github.com/pdgate/pdgate/services/gateway"
+)
+
+// stack is every part in one process, around an embedded NATS server: what `up`
+// and `incident` run.
+type stack struct {
+	dir          string // keys, log, state; created when missing
+	natsHost     string
+	natsPort     int // as broker.Config.Port
+	durability   broker.Durability
+	listen       string // of the gateway
+	engine       engine.Config
+	prefill      int // number of workers
+	decode       int
+	prefillPool  int // tokens, each
+	decodePool   int
+	concurrency  int // of each worker; 0: its own default
+	queueLimit   int
+	tenants      func(dir string) (*gateway.Tenants, error)
+	guards       guards
+	drain        time.Duration
+	readyTimeout time.Duration
+	log          *slog.Logger
+}
+
+// endpoints say where a running stack is.
+type endpoints struct {
+	http string // base URL
+	nats string // empty: in process only
+	ring *keyring.Ring
+	dial dial
+}
+
+func (s *stack) names() keyring.Names {
+	n := keyring.Names{Gateways: []string{"gw1"}}
+	for i := range s.prefill {
+		n.Prefill = append(n.Prefill, fmt.Sprintf("p%d", i+1))
+	}
+	for i := range s.decode {
+		n.Decode = append(n.Decode, fmt.Sprintf("d%d", i+1))
+	}
+	return n
+}
+
+// errUsed ends a stack whose user is done.
+var errUsed = errors.New("no longer used")
+
+// run starts everything, and calls use once requests are answered. It stops
+// when use returns, when ctx ends, which use hears of through its own context,
+// or when a part ends.
+func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) error) error {
+	ring, err := keyring.Open(filepath.Join(s.dir, "keys"), s.names())
+	if err != nil {
+		return err
+	}
+	b, err := broker.Start(broker.Config{
+		StoreDir: filepath.Join(s.dir, "jetstream"), Host: s.natsHost, Port: s.natsPort, Durability: s.durability,
+		Models: []string{s.engine.Model}, Ring: ring, Logger: s.log,
+	})
+	if err != nil {
+		return explainBroker(err)
+	}
+	defer b.Shutdown()
+	tenants, err := s.tenants(s.dir)
+	if err != nil {
+		return err
+	}
+	l, err := listen(s.listen)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	sockets, err := runDir(s.dir)
+	if err != nil {
+		return err
+	}
+	dial := func(ctx context.Context, u keyring.User) (*nats.Conn, error) {
+		return natsclient.Connect(ctx, natsclient.Config{InProcess: b.InProcess(), Ring: ring, User: u, Logger: s.log})
+	}
+	life := lifecyclePart{
+		name: "lc1", stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit, guards: s.guards.machine,
+		quiet: time.Millisecond, // nobody else can be on this directory
+	}
+	subscribed := make(chan struct{})
+	gate := gatewayPart{name: "gw1", tenants: tenants, engine: s.engine, drain: s.drain, ready: func() error { close(subscribed); return nil }}
+	var workers []part
+	add := func(role events.Role, names []string, pool int) {
+		for _, name := range names {
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards}
+			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
+		}
+	}
+	add(events.RolePrefill, s.names().Prefill, s.prefillPool)
+	add(events.RoleDecode, s.names().Decode, s.decodePool)
+	e := endpoints{http: "http://" + l.Addr().String(), nats: b.ClientURL(), ring: ring, dial: dial}
+	err = supervise(ctx,
+		[]part{{"nats", b.Wait}},
+		[]part{{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }}},
+		workers,
+		[]part{
+			{"gateway", func(ctx context.Context) error { return gate.run(ctx, l, dial, ring, s.log) }},
+			{"user", func(ctx context.Context) error {
+				if err := s.waitReady(ctx, e.http, subscribed); err != nil {
+					return err
+				}
+				if err := use(ctx, e); err != nil || ctx.Err() != nil {
+					return err
+				}
+				return errUsed
+			}},
+		},
+	)
+	if errors.Is(err, errUsed) {
+		return nil
+	}
+	return err
+}
+
+// waitReady asks the gateway's own /ready until it can admit.
+func (s *stack) waitReady(ctx context.Context, url string, subscribed <-chan struct{}) error {
+	timeout := s.readyTimeout
+	if timeout == 0 {
+		timeout = 30 * time.Second
+	}
+	wait, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	select {
+	case <-subscribed:
+	case <-wait.Done():
+		return s.notReady(ctx, "the gateway has not started")
+	}
+	// A client of its own: the default one keeps connections of others alive.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for {
+		last, ok := ask(wait, client, url+"/ready")
+		if ok {
+			return nil
+		}
+		t := time.NewTimer(10 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-wait.Done():
+			t.Stop()
+			return s.notReady(ctx, last)
+		}
+	}
+}
+
+// ask says whether url answers 200, and otherwise what it says.
+func ask(ctx context.Context, client *http.Client, url string) (string, bool) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err.Error(), false
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err.Error(), false
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+	return string(b), resp.StatusCode == http.StatusOK
+}
+
+func (s *stack) notReady(ctx context.Context, last string) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return errors.New("not ready in time: " + last)
+}

@@ -1,0 +1,229 @@
+package projection
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	_ "modernc.org/sqlite" // the driver, in pure Go
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// Config says where the read side lives and how it batches.
+type Config struct {
+	Path     string        // database file; "": in memory
+	Batch    int           // most events in one transaction; 0: 4,096
+	Interval time.Duration // longest wait before a batch is written; 0: 50 ms
+	Logger   *slog.Logger  // nil: nothing is logged
+}
+
+// Projection is the read side. Run feeds it; every other method may be called at
+// any time.
+type Projection struct {
+	cfg     Config
+	db      *sql.DB // reads; and writes, from Run's goroutine only
+	applied atomic.Uint64
+}
+
+// Follow hands over every envelope from stream sequence next on, in order, until
+// ctx ends or handle fails.
+type Follow func(ctx context.Context, next uint64, handle func(*events.Envelope) error) error
+
+// Open opens or creates the database. A file of another schema version, and one
+// that is damaged, is made anew.
+func Open(ctx context.Context, cfg Config) (*Projection, error) {
+	if cfg.Batch < 0 || cfg.Interval < 0 {
+		return nil, errors.New("projection: negative batch or interval")
+	}
+	if cfg.Batch == 0 {
+		cfg.Batch = 4096
+	}
+	if cfg.Interval == 0 {
+		cfg.Interval = 50 * time.Millisecond
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Projection{cfg: cfg}
+	err := p.open(ctx)
+	if err != nil && cfg.Path != "" && ctx.Err() == nil {
+		cfg.Logger.Warn("read side is made anew", "cause", err)
+		if err = remove(cfg.Path); err == nil {
+			err = p.open(ctx)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("projection: %w", err)
+	}
+	return p, nil
+}
+
+// version is the schema's. Another one in a file means that the file is made
+// anew: rows are folded from the log, never migrated.
+const version = 1
+
+const schema = `
+CREATE TABLE meta (
+	id      INTEGER PRIMARY KEY CHECK (id = 1),
+	applied INTEGER NOT NULL, -- stream sequence of the last envelope
+	mac     TEXT    NOT NULL  -- and its MAC: another log has another one there
+);
+INSERT INTO meta VALUES (1, 0, '');
+CREATE TABLE request (
+	id                TEXT PRIMARY KEY,
+	state             TEXT NOT NULL,
+	tenant            TEXT NOT NULL,
+	model             TEXT NOT NULL,
+	gateway           TEXT NOT NULL,
+	prompt_tokens     INTEGER NOT NULL,
+	max_tokens        INTEGER NOT NULL,
+	completion_tokens INTEGER NOT NULL,
+	finish_reason     TEXT NOT NULL,
+	error_code        TEXT NOT NULL,
+	error_message     TEXT NOT NULL,
+	error_status      INTEGER NOT NULL,
+	prefill_worker    TEXT NOT NULL,
+	decode_worker     TEXT NOT NULL,
+	grant_epoch       INTEGER NOT NULL,
+	admitted_at       INTEGER NOT NULL, -- microseconds since 1970; 0: not known
+	updated_at        INTEGER NOT NULL,
+	deadline          INTEGER NOT NULL,
+	position          TEXT NOT NULL,
+	events            INTEGER NOT NULL,
+	held              TEXT NOT NULL     -- JSON, '' if nothing is held
+) WITHOUT ROWID;
+CREATE INDEX request_tenant ON request (tenant, id);
+CREATE INDEX request_state  ON request (state, id);
+CREATE INDEX request_model  ON request (model, id);
+PRAGMA user_version = 1;
+`
+
+func (p *Projection) open(ctx context.Context) error {
+	dsn := "file::memory:?_pragma=foreign_keys(0)"
+	if p.cfg.Path != "" {
+		// synchronous NORMAL with a write-ahead log may lose the last batches in a
+		// power failure and never the file; what is lost is read again.
+		dsn = "file:" + escape(p.cfg.Path) + "?_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(5000)"
+	}
+	db, err := sql.Open("sqlite", dsn)
+	if err != nil {
+		return err
+	}
+	if p.cfg.Path == "" {
+		// Each connection to :memory: is a database of its own.
+		db.SetMaxOpenConns(1)
+	} else {
+		db.SetMaxOpenConns(4)
+	}
+	db.SetConnMaxIdleTime(0)
+	if err := p.load(ctx, db); err != nil {
+		return errors.Join(err, db.Close())
+	}
+	p.db = db
+	return nil
+}
+
+func (p *Projection) load(ctx context.Context, db *sql.DB) error {
+	var v int
+	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&v); err != nil {
+		return fmt.Errorf("read schema version: %w", err)
+	}
+	switch v {
+	case version:
+	case 0:
+		if _, err := db.ExecContext(ctx, schema); err != nil {
+			return fmt.Errorf("create schema: %w", err)
+		}
+	default:
+		return fmt.Errorf("schema version %d, this build has %d", v, version)
+	}
+	var seq int64
+	if err := db.QueryRowContext(ctx, "SELECT applied FROM meta").Scan(&seq); err != nil {
+		return fmt.Errorf("read position: %w", err)
+	}
+	p.applied.Store(uint64(seq))
+	return nil
+}
+
+// remove deletes the database and what SQLite keeps beside it.
+func remove(path string) error {
+	for _, s := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(path + s); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// escape keeps a path's '?', '#' and '%' from being read as part of a URI.
+func escape(path string) string {
+	out := make([]byte, 0, len(path))
+	for i := 0; i < len(path); i++ {
+		switch c := path[i]; c {
+		case '?':
+			out = append(out, "%3f"...)
+		case '#':
+			out = append(out, "%23"...)
+		case '%':
+			out = append(out, "%25"...)
+		default:
+			out = append(out, c)
+		}
+	}
+	return string(out)
+}
+
+// Applied is the stream sequence up to which the log is in the rows.
+func (p *Projection) Applied() uint64 { return p.applied.Load() }
+
+// Check compares the stored position with the log: mac returns the MAC of the
+// envelope at a sequence. Rows of another log are thrown away.
+func (p *Projection) Check(ctx context.Context, mac func(ctx context.Context, seq uint64) (string, error)) error {
+	seq := p.applied.Load()
+	if seq == 0 {
+		return nil
+	}
+	var have string
+	if err := p.db.QueryRowContext(ctx, "SELECT mac FROM meta").Scan(&have); err != nil {
+		return fmt.Errorf("projection: read position: %w", err)
+	}
+	want, err := mac(ctx, seq)
+	if err == nil && want == have {
+		return nil
+	}
+	p.cfg.Logger.Warn("read side belongs to another log and is made anew", "seq", seq, "cause", err)
+	return p.Rebuild(ctx)
+}
+
+// Rebuild forgets every row; Run reads the log from the start. Not while Run runs.
+func (p *Projection) Rebuild(ctx context.Context) error {
+	tx, err := p.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("projection: rebuild: %w", err)
+	}
+	defer tx.Rollback()
+	for _, q := range []string{"DELETE FROM request", "UPDATE meta SET applied = 0, mac = ''"} {
+		if _, err := tx.ExecContext(ctx, q); err != nil {
+			return fmt.Errorf("projection: rebuild: %w", err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("projection: rebuild: %w", err)
+	}
+	p.applied.Store(0)
+	return nil
+}
+
+// Close closes the database. Run must have ended.
+func (p *Projection) Close() error {
+	if err := p.db.Close(); err != nil {
+		return fmt.Errorf("projection: close: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package projection
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/pdgate/pdgate/events"
+)
+
+// Run follows the log and keeps the rows up to date until ctx ends, which is no
+// error. The follower is held back while a batch is written, so the read side
+// never queues more than one batch, however far it is behind.
+func (p *Projection) Run(ctx context.Context, follow Follow) error {
+	// The writer gets whole envelopes through a channel: a batch is closed by its
+	// size or by time, and the follower's handler alone cannot see time pass.
+	in := make(chan *events.Envelope)
+	fctx, stop := context.WithCancel(ctx)
+	defer stop()
+	done := make(chan error, 1)
+	go func() {
+		done <- follow(fctx, p.applied.Load()+1, func(env *events.Envelope) error {
+			select {
+			case in <- env:
+				return nil
+			case <-fctx.Done():
+				return fctx.Err()
+			}
+		})
+	}()
+	err := p.write(ctx, in, done)
+	stop()
+	if ferr := <-done; err == nil && ctx.Err() == nil {
+		err = ferr
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done chan error) error {
+	b := newBatch()
+	timer := time.NewTimer(p.cfg.Interval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			// What is in the batch is read again at the next start; a clean stop
+			// need not wait for a disk.
+			return nil
+		case err := <-done:
+			done <- err
+			return errors.Join(p.commit(ctx, b), err)
+		case env := <-in:
+			if b.envelopes == 0 {
+				timer.Reset(p.cfg.Interval)
+			}
+			if err := p.fold(ctx, b, env); err != nil {
+				return err
+			}
+			if b.events < p.cfg.Batch {
+				continue
+			}
+		case <-timer.C:
+		}
+		if err := p.commit(ctx, b); err != nil {
+			return err
+		}
+	}
+}
+
+// batch is what one transaction will write.
+type batch struct {
+	rows      map[string]*row
+	events    int
+	envelopes int
+	seq       uint64
+	mac       string
+}
+
+func newBatch() *batch { return &batch{rows: map[string]*row{}} }
+
+// fold applies an envelope's events to the batch. A line that this build cannot
+// read is passed over: the row's number of events then shows a hole, and the
+// log, not the row, is the evidence.
+func (p *Projection) fold(ctx context.Context, b *batch, env *events.Envelope) error {
+	b.envelopes++
+	b.seq, b.mac = env.Seq, env.MAC
+	if env.Partition < 0 || len(env.Lines) == 0 {
+		return nil // operations, or a message that is not ours
+	}
+	var failure error
+	err := events.Split(env.Lines, func(line int, raw []byte) error {
+		if failure != nil {
+			return nil
+		}
+		e, err := events.Decode(raw)
+		if err != nil {
+			p.cfg.Logger.Error("read side passes over an event", "seq", env.Seq, "line", line, "err", err)
+			return nil
+		}
+		b.events++
+		if e.N == 0 {
+			return nil // a denial outside of any history
+		}
+		r := b.rows[e.Subject]
+		if r == nil {
+			if r, failure = p.row(ctx, e); failure != nil {
+				return nil
+			}
+			b.rows[e.Subject] = r
+		}
+		r.fold(e, events.Position{Seq: env.Seq, Line: line})
+		return nil
+	})
+	if failure != nil {
+		return failure
+	}
+	if err != nil {
+		p.cfg.Logger.Error("read side passes over an envelope", "seq", env.Seq, "err", err)
+	}
+	return nil
+}
+
+// row gets the stored row, or an empty one.
+func (p *Projection) row(ctx context.Context, e *events.Event) (*row, error) {
+	if e.N == 1 {
+		return &row{v: events.RequestView{RequestID: e.Subject, State: events.New}}, nil
+	}
+	v, ok, err := p.Get(ctx, e.Subject)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		v = events.RequestView{RequestID: e.Subject, State: events.New}
+	}
+	return &row{v: v}, nil
+}
+
+const upsert = `INSERT OR REPLACE INTO request VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`
+
+// commit writes the batch and its position in one transaction: the commit
+// point. A crash before it costs the batch, which is read again.
+func (p *Projection) commit(ctx context.Context, b *batch) error {
+	if b.envelopes == 0 {
+		return nil
+	}
+	tx, err := p.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("projection: begin: %w", err)
+	}
+	defer tx.Rollback()
+	stmt, err := tx.PrepareContext(ctx, upsert)
+	if err != nil {
+		return fmt.Errorf("projection: prepare: %w", err)
+	}
+	defer stmt.Close()
+	for _, r := range b.rows {
+		args, err := r.args()
+		if err != nil {
+			return fmt.Errorf("projection: %w", err)
+		}
+		if _, err := stmt.ExecContext(ctx, args...); err != nil {
+			return fmt.Errorf("projection: write row: %w", err)
+		}
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE meta SET applied = ?, mac = ?", int64(b.seq), b.mac); err != nil {
+		return fmt.Errorf("projection: write position: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("projection: commit: %w", err)
+	}
+	p.applied.Store(b.seq)
+	clear(b.rows)
+	b.events, b.envelopes = 0, 0
+	return nil
+}
