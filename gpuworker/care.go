@@ -18,8 +18,8 @@ const confirmEvery = 5 * time.Second
 // care looks after what loops do not: signs of life, acknowledgement times,
 // leases, pages on their way back, news that did not come, and the registration.
 // It runs until ctx ends, also while the worker stops, and waits for what it has
-// begun.
-func (w *Worker) care(ctx context.Context, stop context.CancelCauseFunc) {
+// begun. Reports of released pages go on until releasing ends.
+func (w *Worker) care(ctx, releasing context.Context, stop context.CancelCauseFunc) {
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	var bg sync.WaitGroup
@@ -33,7 +33,7 @@ func (w *Worker) care(ctx context.Context, stop context.CancelCauseFunc) {
 			return
 		case <-w.wake:
 			for _, j := range w.exit() {
-				bg.Go(func() { w.release(ctx, j) })
+				bg.Go(func() { w.release(releasing, j) })
 			}
 			continue
 		case <-w.probe:

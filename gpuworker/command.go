@@ -3,6 +3,7 @@ package gpuworker
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -40,6 +41,7 @@ func (w *Worker) fail(ctx context.Context, j *job, stage string, cause *events.E
 
 // reject ends the request with the engine's own refusal; no KV exists.
 func (w *Worker) reject(ctx context.Context, j *job, refusal *events.Error) outcome {
+	refusal = presentable(refusal)
 	a, err := w.do(ctx, j, &events.Reject{WorkerEpoch: w.epoch, Error: *refusal})
 	return w.reported(ctx, a, err, refusal)
 }
@@ -71,4 +73,21 @@ func (w *Worker) unrecorded(err error) outcome {
 		return dropped(err)
 	}
 	return retry(tryAgain, err)
+}
+
+// maxMessage is what an event carries of an error's message.
+const maxMessage = 2048
+
+// presentable is an engine's error as it can be recorded: engines invent codes
+// and statuses.
+func presentable(e *events.Error) *events.Error {
+	out := *e
+	if !out.Code.Known() {
+		out.Code = events.CodeEngineRefused
+	}
+	if out.Status != 0 && (out.Status < 400 || out.Status > 599) {
+		out.Status = 0
+	}
+	out.Message = strings.ToValidUTF8(out.Message[:min(len(out.Message), maxMessage-3)], "?")
+	return &out
 }

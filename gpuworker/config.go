@@ -83,7 +83,7 @@ type Config struct {
 
 	Concurrency int           // engine calls at once; 0: 4
 	Lease       time.Duration // how long finished KV waits for its pull; 0: 30 s
-	Grace       time.Duration // how long a stopping worker goes on with what it has; 0: 5 s
+	Grace       time.Duration // how long a stopping worker goes on with what it has, and twice that to report its end; 0: 5 s
 	Timeout     time.Duration // of the data plane's frames; 0: handoff.DefaultTimeout
 
 	Beat  time.Duration // between heartbeats; 0: 1 s
@@ -111,7 +111,6 @@ const (
 	drainTime     = 2 * time.Second        // for transfers of a request that is transferred already
 	misfitDelay   = 100 * time.Millisecond // before work that this pool can never hold comes again
 	tryAgain      = time.Second            // before work that could not be done comes again
-	settleTime    = 10 * time.Second       // for commands of a request that is over, or of a worker that stops
 )
 
 // Work that a pool can never hold is given back so often before the request

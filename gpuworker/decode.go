@@ -166,7 +166,8 @@ func (w *Worker) transferred(ctx context.Context, j *job, p *handoff.Pulled) (ou
 	case err != nil && ctx.Err() != nil:
 		return w.halted(ctx, err), false
 	case err != nil:
-		return w.unrecorded(err), false
+		w.log.Error("report transfer", "request_id", j.work.RequestID, "error", err)
+		return w.fail(ctx, j, stageTransfer, events.NewError(events.CodeTransferFailed, "the transfer could not be reported")), false
 	case a.Denied != nil:
 		return dropped(a.Err()), false
 	}
@@ -184,6 +185,9 @@ func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation,
 	dec, err := w.run(ctx, j, alloc, p, sampling, out.emit)
 	if err == nil {
 		err = out.flush()
+	}
+	if err == nil && !dec.FinishReason.Real() {
+		err = fmt.Errorf("decode: the engine ended without a reason that is one")
 	}
 	if ctx.Err() != nil {
 		if errors.Is(context.Cause(ctx), errStopping) {
@@ -209,7 +213,8 @@ func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation,
 		}
 		return w.halted(ctx, err)
 	case err != nil:
-		return w.unrecorded(err)
+		w.log.Error("report output", "request_id", j.work.RequestID, "error", err)
+		return w.fail(ctx, j, stageDecode, events.NewError(events.CodeDecodeFailed, "the output could not be reported"))
 	case a.Denied != nil:
 		if a.Denied.Code == events.CodeIllegalState {
 			return dropped(a.Err())
@@ -243,7 +248,7 @@ func (w *Worker) run(ctx context.Context, j *job, alloc *kvpool.Allocation, p *h
 // lastWord ends a request that this worker cannot finish because it stops. The
 // job's context is over, and the client waits.
 func (w *Worker) lastWord(ctx context.Context, j *job) outcome {
-	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*w.cfg.Grace)
 	defer cancel()
 	return w.fail(c, j, stageDecode, events.NewError(events.CodeWorkerLost, "the decode worker stops"))
 }

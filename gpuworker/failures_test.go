@@ -106,23 +106,19 @@ func TestF27CancelDuringTransfer(t *testing.T) {
 	w := newWorld(t, statemachine.Guards{})
 	e := newEngine(t, engine.Config{})
 	p := w.start(events.RolePrefill, "p1", e, 700)
-	var armed, looks atomic.Int32
-	var call *call
-	var d *node
-	d = w.start(events.RoleDecode, "d1", e, 700, func(c *Config) {
+	var armed atomic.Pointer[string]
+	var seen sync.Once
+	d := w.start(events.RoleDecode, "d1", e, 700, func(c *Config) {
 		c.Clock = func() time.Time {
 			// The puller looks at the clock before each chunk.
-			if armed.Load() == 1 && looks.Add(1) == 4 {
-				if st := p.Stats(); st.Handoff.Open != 1 {
-					t.Errorf("the transfer is not open: %+v", st.Handoff)
-				}
-				w.cancel(call.id)
+			if id := armed.Load(); id != nil && p.Stats().Handoff.Open == 1 {
+				seen.Do(func() { w.cancel(*id) })
 			}
 			return w.now()
 		}
 	})
-	w.once(events.CmdGrant, true, func(string) { armed.Store(1) })
-	call = w.submit(quiz("x", "y", 40_000), events.Sampling{MaxTokens: 4})
+	w.once(events.CmdGrant, true, func(id string) { armed.Store(&id) })
+	call := w.submit(quiz("x", "y", 40_000), events.Sampling{MaxTokens: 4})
 	if r := w.wait(call); r.State != events.Cancelled {
 		t.Fatalf("%s", r.State)
 	}
@@ -299,6 +295,7 @@ func TestFailureCodes(t *testing.T) {
 			inner := e.Engine
 			e.decode = func(ctx context.Context, job engine.DecodeJob, emit engine.Emit) (engine.Decoded, error) {
 				job.PromptTokens += 200 // it reads into what nobody wrote
+				job.Sampling.MaxTokens -= 200
 				return inner.Decode(ctx, job, emit)
 			}
 		}, events.CodePoison, false},

@@ -122,7 +122,7 @@ func asError(err error, code events.Code, message string) *events.Error {
 		return events.NewError(events.CodePoison, "the engine read a page that was not written for this request")
 	}
 	if e, ok := errors.AsType[*events.Error](err); ok {
-		return e
+		return presentable(e)
 	}
 	return events.NewError(code, message)
 }

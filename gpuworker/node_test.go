@@ -190,6 +190,11 @@ func (n *nodeQueue) Next(ctx context.Context) (Item, error) {
 		}
 		select {
 		case <-q.more:
+			if n.severed.Load() { // not for the dead
+				q.signal()
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
 		case <-ctx.Done():
 			q.signal() // somebody else may have use for it
 			return nil, ctx.Err()

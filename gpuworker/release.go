@@ -2,6 +2,7 @@ package gpuworker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -30,9 +31,10 @@ func (w *Worker) exit() []*job {
 	return e
 }
 
-// release drains, frees, and reports. The order is the point: transfers end, or
-// are cut; then the pool waits for whatever still reads or writes the pages,
-// scrubs them and takes them back; then the lifecycle is told.
+// release drains, scrubs, reports and frees. The order is the point: transfers
+// end, or are cut; then the pool waits for whatever still reads or writes the
+// pages and scrubs them; then the lifecycle is told; and only then can another
+// request have them. In the log, too, a page has one holder at a time.
 func (w *Worker) release(ctx context.Context, j *job) {
 	id := j.work.RequestID
 	w.mu.Lock()
@@ -53,10 +55,16 @@ func (w *Worker) release(ctx context.Context, j *job) {
 		<-w.server.Revoke(id)
 	}
 	if alloc != nil {
-		<-w.cfg.Pool.Free(alloc)
+		var report func(bool)
 		if recorded {
-			w.released(ctx, j, alloc.Generation(), alloc.Pages(), reason)
+			report = func(scrubbed bool) {
+				w.released(ctx, j, &events.Release{
+					Worker: w.cfg.Name, WorkerEpoch: w.epoch, Role: w.cfg.Role, Generation: alloc.Generation(), Pages: alloc.Pages(),
+					Drained: !w.cfg.Guards.NoDrain, Scrubbed: scrubbed, Reason: reason,
+				})
+			}
 		}
+		<-w.cfg.Pool.FreeAfter(alloc, report)
 	}
 	w.mu.Lock()
 	delete(w.jobs, id)
@@ -65,19 +73,24 @@ func (w *Worker) release(ctx context.Context, j *job) {
 	close(j.done)
 }
 
-// released reports pages that are free again. A denial means that the log knew
-// nothing of them, or has them back already.
-func (w *Worker) released(ctx context.Context, j *job, generation uint64, pages int, reason string) {
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
-	defer cancel()
-	a, err := w.do(ctx, j, &events.Release{
-		Worker: w.cfg.Name, WorkerEpoch: w.epoch, Role: w.cfg.Role, Generation: generation, Pages: pages,
-		Drained: !w.cfg.Guards.NoDrain, Scrubbed: w.cfg.Pool.Scrubs(), Reason: reason,
-	})
-	switch {
-	case err != nil:
-		w.log.Warn("report released pages", "request_id", j.work.RequestID, "error", err)
-	case a.Denied != nil:
-		w.log.Debug("released denied", "request_id", j.work.RequestID, "code", string(a.Denied.Code))
+// released reports pages that nobody uses any more. It goes on until it is
+// heard, or ctx ends because the worker does: a worker that the lifecycle cannot
+// hear has no use for free pages. A denial means that the log knew nothing of
+// them, or has them back already.
+func (w *Worker) released(ctx context.Context, j *job, d *events.Release) {
+	for {
+		a, err := w.do(ctx, j, d)
+		var refused *events.Error
+		switch {
+		case err == nil:
+			if a.Denied != nil {
+				w.log.Debug("released denied", "request_id", j.work.RequestID, "code", string(a.Denied.Code))
+			}
+			return
+		case ctx.Err() != nil, errors.As(err, &refused) && refused.Code != events.CodeUnavailable && refused.Code != events.CodeBackpressure:
+			w.log.Warn("report released pages", "request_id", j.work.RequestID, "error", err)
+			return
+		}
+		pause(ctx, tryAgain)
 	}
 }

@@ -117,7 +117,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	caring, stopCare := context.WithCancel(base)
 	defer stopCare()
-	care.Go(func() { w.care(caring, stopTaking) })
+	releasing, stopReleasing := context.WithCancel(base)
+	defer stopReleasing()
+	care.Go(func() { w.care(caring, releasing, stopTaking) })
 
 	select {
 	case <-taking.Done():
@@ -129,6 +131,9 @@ func (w *Worker) Run(ctx context.Context) error {
 		stopTaking(errStopping)
 	}
 	w.stop(jobs, stopJobs, &loops, err)
+	w.await(base, 2*w.cfg.Grace)
+	stopReleasing() // the lifecycle does not answer: the pages go with this process
+	w.await(base, 0)
 	stopCare()
 	care.Wait()
 	w.depart(base, err)
@@ -202,7 +207,7 @@ func (w *Worker) stop(ctx context.Context, cancel context.CancelCauseFunc, loops
 	for _, j := range waiting {
 		wg.Go(func() {
 			if why == nil { // whoever waits for the KV hears of it now, not at the lease's end
-				c, stop := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+				c, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*w.cfg.Grace)
 				defer stop()
 				w.fail(c, j, stageTransfer, events.NewError(events.CodeWorkerLost, "the prefill worker stops"))
 			}
@@ -212,7 +217,6 @@ func (w *Worker) stop(ctx context.Context, cancel context.CancelCauseFunc, loops
 		})
 	}
 	wg.Wait()
-	w.await(context.WithoutCancel(ctx), 0)
 }
 
 // await waits until no job is left, at most d; 0 is without limit.
@@ -246,7 +250,7 @@ func (w *Worker) depart(ctx context.Context, err error) {
 	if errors.Is(err, ErrGone) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	ctx, cancel := context.WithTimeout(ctx, 2*w.cfg.Grace)
 	defer cancel()
 	_, derr := w.cfg.Lifecycle.Do(ctx, &events.Command{Type: events.CmdLeave, Subject: w.cfg.Name,
 		Data: &events.Leave{Epoch: w.epoch, Reason: "shutdown"}})

@@ -27,12 +27,18 @@ func slowPull(r *rig, o Offer, epoch int) *channel {
 	return conn
 }
 
-const (
-	bigPages = 64
-	bigPage  = 256 << 10 // 16 MB in all: more than the sockets buffer
-)
+const bigPages = 64
 
-func quarter(c *Config, _ *PullerConfig) { c.ChunkBytes = bigPage }
+// newBigRig holds more KV in one request than the sockets buffer, in chunks of
+// one page.
+func newBigRig(t *testing.T, network string, opts ...option) *rig {
+	t.Helper()
+	page := 32 << 10
+	if network == "tcp" {
+		page = 256 << 10
+	}
+	return newRig(t, network, bigPages, page, append(opts, func(c *Config, _ *PullerConfig) { c.ChunkBytes = page })...)
+}
 
 // F05: pages freed while a writer is in flight, and the next owner's are
 // overwritten. Here: a puller whose request is cancelled goes on receiving; its
@@ -219,7 +225,7 @@ func TestF17LeaseRunsOut(t *testing.T) {
 // for its peer, its pages are drained, then freed, and nothing leaks.
 func TestF27CancelDuringTransfer(t *testing.T) {
 	each(t, func(t *testing.T, network string) {
-		r := newRig(t, network, bigPages, bigPage, quarter)
+		r := newBigRig(t, network)
 		o, _ := r.offer(requestID(1), bigPages)
 		slowPull(r, o, 1)
 		free := r.ownerPool.Free(o.Alloc)
@@ -249,7 +255,7 @@ func TestF27CancelDuringTransfer(t *testing.T) {
 // The same at the puller: its context ends in the middle.
 func TestF27CancelAtThePuller(t *testing.T) {
 	each(t, func(t *testing.T, network string) {
-		r := newRig(t, network, bigPages, bigPage, quarter)
+		r := newBigRig(t, network)
 		o, _ := r.offer(requestID(1), bigPages)
 		into := r.reserve(o.RequestID, bigPages)
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -274,7 +280,7 @@ func TestF27CancelAtThePuller(t *testing.T) {
 
 // Drain lets a transfer come to its end, and no other begin.
 func TestDrainWaits(t *testing.T) {
-	r := newRig(t, "unix", bigPages, bigPage, quarter)
+	r := newBigRig(t, "unix")
 	o, _ := r.offer(requestID(1), bigPages)
 	conn := slowPull(r, o, 1)
 	drained := r.server.Drain(o.RequestID)
@@ -302,7 +308,7 @@ func TestDrainWaits(t *testing.T) {
 
 // A later grant ends the transfer of an earlier one.
 func TestLaterGrantSupersedes(t *testing.T) {
-	r := newRig(t, "unix", bigPages, bigPage, quarter)
+	r := newBigRig(t, "unix")
 	o, _ := r.offer(requestID(1), bigPages)
 	slowPull(r, o, 1)
 	if _, err := r.pull(r.grant(o, 2), r.reserve(o.RequestID, bigPages)); err != nil {

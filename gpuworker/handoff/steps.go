@@ -181,13 +181,18 @@ func (r *Receiving) Pages(first uint32, body []byte) error {
 }
 
 // End takes the trailer and judges what arrived. Where pages are missing it is an
-// error.
+// error. A puller without the guard for it needs no trailer.
 func (r *Receiving) End(trailer []byte) (*Pulled, error) {
-	if r.in.header == nil || r.in.at != events.Pages(r.in.grant.Pages) || len(trailer) != trailerSize {
-		return nil, fmt.Errorf("%w: trailer at page %d", errFrame, r.in.at)
+	if r.in.header == nil || r.in.at != events.Pages(r.in.grant.Pages) {
+		return nil, fmt.Errorf("%w: the end at page %d", errFrame, r.in.at)
 	}
-	if err := r.in.trailer(trailer); err != nil && !r.in.p.cfg.Guards.NoPullTrailer {
-		return nil, err
+	if !r.in.p.cfg.Guards.NoPullTrailer {
+		if len(trailer) != trailerSize {
+			return nil, fmt.Errorf("%w: trailer of %d bytes", errFrame, len(trailer))
+		}
+		if err := r.in.trailer(trailer); err != nil {
+			return nil, err
+		}
 	}
 	return r.in.end()
 }

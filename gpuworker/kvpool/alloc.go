@@ -27,6 +27,8 @@ type Allocation struct {
 	scrub bool // somebody is past the fence and scrubs
 	back  []events.PageRun
 	done  chan struct{} // made by Free, closed when the pages are free
+
+	report func(scrubbed bool, done func()) // see FreeThen; nil: none
 }
 
 // Owner is the request id in the tag of the pages.

@@ -19,7 +19,29 @@ var closed = func() chan struct{} { c := make(chan struct{}); close(c); return c
 // Pages are given back by index and generation, never by owner: the loser of a
 // race between two attempts of one request cannot free the winner's pages.
 // Freeing twice is harmless; the second call gets the first one's channel.
-func (p *Pool) Free(a *Allocation) <-chan struct{} {
+func (p *Pool) Free(a *Allocation) <-chan struct{} { return p.FreeAfter(a, nil) }
+
+// FreeAfter is [Pool.Free] with a word in between: report is called when no use
+// is left and the pages are scrubbed, in a goroutine of its own, and nobody else
+// gets them before it has returned. A worker reports them as released, so that
+// the log never shows a page with two holders. report is told whether the poison
+// was written; it is not called by a repeated free.
+func (p *Pool) FreeAfter(a *Allocation, report func(scrubbed bool)) <-chan struct{} {
+	if report == nil {
+		return p.FreeThen(a, nil)
+	}
+	return p.FreeThen(a, func(scrubbed bool, done func()) {
+		go func() { // whoever ended the last use does not wait for the report
+			report(scrubbed)
+			done()
+		}()
+	})
+}
+
+// FreeThen is [Pool.FreeAfter] for a caller that has its own way to wait: report
+// is called by whoever ends the last use and must not block, and the pages are
+// free once done was called, which happens once.
+func (p *Pool) FreeThen(a *Allocation, report func(scrubbed bool, done func())) <-chan struct{} {
 	if a == nil || a.pool != p {
 		return closed
 	}
@@ -31,7 +53,7 @@ func (p *Pool) Free(a *Allocation) <-chan struct{} {
 		p.log.Warn("pages freed twice", slog.String("request_id", a.owner), slog.Uint64("generation", a.gen))
 		return done
 	}
-	a.freed, a.done = true, make(chan struct{})
+	a.freed, a.done, a.report = true, make(chan struct{}), report
 	done := a.done
 	a.back, a.scrub = p.takeBack(a), false
 	ready := a.fenced()
@@ -81,6 +103,15 @@ func (p *Pool) giveBack(a *Allocation) {
 		// The bytes may still be there: the pages never go to anybody else.
 		p.log.Error("scrub pages", slog.String("request_id", a.owner), slog.Any("error", err))
 	}
+	if a.report == nil {
+		p.putBack(a, err)
+		return
+	}
+	a.report(err == nil && p.cfg.Scrub == ScrubPoison, func() { p.putBack(a, err) })
+}
+
+// putBack frees a's pages, or retires them where they could not be scrubbed.
+func (p *Pool) putBack(a *Allocation, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	gen := p.nextGen()

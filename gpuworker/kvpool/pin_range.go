@@ -34,6 +34,3 @@ func (pin *Pin) CheckPages(from, to int) error {
 	}
 	return nil
 }
-
-// Scrubs says whether pages that were given back are overwritten with poison.
-func (p *Pool) Scrubs() bool { return p.cfg.Scrub == ScrubPoison }

@@ -185,24 +185,34 @@ func (c *cursor) text() ([]byte, error) {
 	if !c.is('"') {
 		return nil, bad("want a string")
 	}
-	start, w := c.i, c.i
+	start, w, from := c.i, c.i, c.i // from: of the plain bytes that are not moved yet
 	for c.i < len(c.b) {
 		switch b := c.b[c.i]; {
+		case b != '"' && b != '\\' && b >= ' ':
+			c.i++
+			continue
 		case b == '"':
+			if w < from {
+				w += copy(c.b[w:], c.b[from:c.i])
+			} else {
+				w = c.i
+			}
 			c.i++
 			return c.b[start:w:w], nil
 		case b < ' ':
 			return nil, bad("a control character stands unescaped in a string")
-		case b != '\\':
-			c.b[w] = b
-			c.i, w = c.i+1, w+1
-		default:
-			r, ok := c.escape()
-			if !ok {
-				return nil, bad("a string holds an invalid escape")
-			}
-			w += utf8.EncodeRune(c.b[w:c.i], r) // an escape is never shorter than what it stands for
 		}
+		if w < from {
+			w += copy(c.b[w:], c.b[from:c.i])
+		} else {
+			w = c.i
+		}
+		r, ok := c.escape()
+		if !ok {
+			return nil, bad("a string holds an invalid escape")
+		}
+		w += utf8.EncodeRune(c.b[w:c.i], r) // an escape is never shorter than what it stands for
+		from = c.i
 	}
 	return nil, bad("a string does not end")
 }

@@ -2,13 +2,7 @@ package lifecycle
 
 import (
 	"context"
-	"fmt"
-	"math/rand/v2"
-	"os"
 	"runtime"
-	"strconv"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -102,6 +96,7 @@ func TestDeadlines(t *testing.T) {
 		}
 		i.p1.did(leased, i.p1.release(pre.Pages))
 		i.d1.did(decoding, i.d1.release(grant.Pages))
+		time.Sleep(time.Second) // either replica may be asked, and follows
 		events := map[string]int{}
 		for _, id := range []string{waiting, leased, decoding} {
 			events[id] = len(i.gw.history(id))
@@ -120,6 +115,53 @@ func TestDeadlines(t *testing.T) {
 		r.check()
 		r.end()
 	})
+}
+
+// Deadlines fire once, whichever replica is preferred, and so do they when the
+// preferred one is dead.
+func TestDeadlineOnce(t *testing.T) { bubble(t, deadlineOnce) }
+
+func deadlineOnce(t *testing.T) {
+	short := func(c *Config) { c.Timeouts.Prefill = 300 * time.Millisecond }
+	r := newRig(t)
+	a, b := r.start("lc1", short), r.start("lc2", short)
+	i := r.populate()
+	var ids []string
+	for range 12 {
+		id := newID(t)
+		i.admitted(id)
+		ids = append(ids, id)
+	}
+	final := func(x *replica, id string) bool { v := x.view(id); return v != nil && v.State == events.Failed }
+	for _, id := range ids {
+		until(t, "deadline of "+id, func() bool { return final(a, id) && final(b, id) })
+	}
+	// The other replica's turn comes 2 s later: it must find nothing to do.
+	time.Sleep(standbyLag + 500*time.Millisecond)
+	a.kill()
+	dead := newID(t)
+	i.admitted(dead)
+	ids = append(ids, dead)
+	until(t, "deadline after the takeover", func() bool { return final(b, dead) })
+	for _, id := range ids {
+		h, err := i.gw.History(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(h.Events) != 2 {
+			t.Errorf("%s has %d events, want admitted and failed: %s", id, len(h.Events), h.Events)
+			continue
+		}
+		e, err := events.Decode(h.Events[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, ok := e.Data.(*events.RequestFailed); !ok || d.Error.Code != events.CodeDeadline || d.Stage != "admitted" || e.Principal != "lifecycle.lifecycle" {
+			t.Errorf("%s: %s", id, h.Events[1])
+		}
+	}
+	r.check()
+	r.end()
 }
 
 // end stops everything inside of the bubble, where goroutines must end.
@@ -326,124 +368,4 @@ func TestLostItems(t *testing.T) {
 		r.check()
 		r.end()
 	})
-}
-
-// Replicas, clients and workers live through cut connections, slow networks and
-// restarts of the server. Each seed is another schedule of faults; what was
-// acknowledged is in the log, and every lifecycle ends.
-func TestFaults(t *testing.T) {
-	seeds := 3
-	if s := os.Getenv("PDGATE_SEEDS"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seeds = n
-	}
-	for seed := range uint64(seeds) {
-		t.Run(fmt.Sprint("seed ", seed+1), func(t *testing.T) {
-			bubble(t, func(t *testing.T) { faults(t, seed+1) })
-		})
-	}
-}
-
-func faults(t *testing.T, seed uint64) {
-	rng := rand.New(rand.NewPCG(seed, 1))
-	r := newRig(t)
-	r.start("lc1", nil)
-	r.start("lc2", nil)
-	i := r.populate()
-	r.link.mu.Lock()
-	r.link.rng, r.link.delay = rand.New(rand.NewPCG(seed, 2)), 10*time.Millisecond
-	r.link.mu.Unlock()
-
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var done, failed atomic.Int64
-	for range 4 {
-		wg.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if i.attempt(newID(t)) {
-					done.Add(1)
-				} else {
-					failed.Add(1)
-				}
-			}
-		})
-	}
-	restarts, cuts := 0, 0
-	for range 12 {
-		time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
-		if rng.IntN(3) > 0 {
-			r.link.cut()
-			cuts++
-			continue
-		}
-		r.stopBroker()
-		time.Sleep(time.Duration(rng.Int64N(int64(2 * time.Second))))
-		r.startBroker()
-		restarts++
-	}
-	time.Sleep(10 * time.Second)
-	close(stop)
-	wg.Wait()
-	r.link.mu.Lock()
-	r.link.delay = 0
-	r.link.mu.Unlock()
-	t.Logf("seed %d: %d lifecycles, %d given up, %d cuts, %d restarts", seed, done.Load(), failed.Load(), cuts, restarts)
-	if done.Load() < 20 {
-		t.Errorf("seed %d: hardly anything was done", seed)
-	}
-	if failed.Load() > 0 {
-		// What was given up ends by its deadlines; its pages are released by the test.
-		time.Sleep(11 * time.Minute)
-	}
-	rep := r.check()
-	if rep.Requests < int(done.Load()) {
-		t.Errorf("seed %d: report: %+v", seed, rep)
-	}
-	r.end()
-}
-
-// attempt takes one request through its life as far as faults let it, and says
-// whether it reached the end. Whatever pages were named are released.
-func (i *installation) attempt(id string) bool {
-	ctx, cancel := context.WithTimeout(i.t.Context(), 30*time.Second)
-	defer cancel()
-	ok := true
-	step := func(p *party, d events.CommandData) {
-		if !ok {
-			return
-		}
-		a, err := p.try(ctx, id, d)
-		ok = err == nil && a.Denied == nil && a.Error == nil
-	}
-	pre, grant := i.p1.prefill(), i.d1.grant(1)
-	step(i.gw, admit())
-	step(i.p1, pre)
-	step(i.d1, grant)
-	step(i.d1, i.d1.transfer(id, pre, 1))
-	step(i.d1, i.d1.output())
-	all := ok
-	// Releases are tried whatever happened: a step may be recorded although its
-	// answer was lost. One that is not recorded is denied, which is no harm.
-	ctx, cancel = context.WithTimeout(i.t.Context(), time.Minute)
-	defer cancel()
-	if !all {
-		_, _ = i.gw.try(ctx, id, &events.Cancel{Reason: events.CodeClientGone})
-	}
-	for _, f := range []func() (*events.Answer, error){
-		func() (*events.Answer, error) { return i.p1.try(ctx, id, i.p1.release(pre.Pages)) },
-		func() (*events.Answer, error) { return i.d1.try(ctx, id, i.d1.release(grant.Pages)) },
-	} {
-		if a, err := f(); err != nil || all && a.Denied != nil {
-			i.t.Errorf("release of %s: %+v %v", id, a, err)
-		}
-	}
-	return all
 }

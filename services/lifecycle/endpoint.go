@@ -133,7 +133,9 @@ func (s *Service) take(subject, reply string, payload []byte) {
 	}
 	c.Role, c.Principal = a.Role, a.Principal
 	n := s.nodeOf(t, c.Subject)
-	if n.partition != a.Partition {
+	if n.partition != a.Partition && !a.Any {
+		// Where every replica hears it, the token says nothing: people need not
+		// compute it.
 		s.metrics.refused(t)
 		s.refuse(reply, events.NewError(events.CodeMalformed, "the subject names partition "+partitionName(a.Partition)+", the request belongs to "+partitionName(n.partition)))
 		return

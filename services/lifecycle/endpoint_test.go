@@ -196,7 +196,7 @@ func TestDenialHeaders(t *testing.T) {
 // answer at a command, an event or another's mail.
 func TestReplySubjects(t *testing.T) {
 	x, nc := open(t)
-	for _, aim := range []string{"pdgate.v1.operator.op.quarantine.ops", "pdgate.log.0", "pdgate.notify.m.x", "elsewhere", "_inbox.x"} {
+	for _, aim := range []string{"pdgate.v1.operator.op.quarantine.ops", "pdgate.log.9", "pdgate.notify.m.x", "elsewhere", "_inbox.x"} {
 		sub, err := nc.SubscribeSync(aim)
 		if err != nil {
 			t.Fatal(err)

@@ -84,7 +84,7 @@ func TestQueries(t *testing.T) {
 			i.admitted(newID(t))
 		}
 	}
-	want := slices.Clone(ids)
+	want := slices.Sorted(slices.Values(ids))
 	slices.Reverse(want)
 	if diff := cmp.Diff(want, listed); diff != "" {
 		t.Errorf("list (-want +got):\n%s", diff)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -144,20 +145,38 @@ const stopTime = 2 * time.Second
 // that wait are settled by the log, all while the loops still run. A crash skips
 // this and costs the others one second of silence before they take over.
 func (s *Service) Run(ctx context.Context) error {
-	var err error
+	err := s.run(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return nil // stopped before it was up
+	}
+	return fmt.Errorf("lifecycle: %w", err)
+}
+
+func (s *Service) run(ctx context.Context) (err error) {
+	if s.cfg.StateDir != "" {
+		if err := os.MkdirAll(s.cfg.StateDir, 0o700); err != nil {
+			return fmt.Errorf("state directory: %w", err)
+		}
+	}
+	if err := s.checkLog(ctx); err != nil {
+		return err
+	}
 	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Logger: s.log}); err != nil {
-		return fmt.Errorf("lifecycle: %w", err)
+		return err
 	}
 	defer s.projection.Close()
 	if err := s.projection.Check(ctx, s.macAt); err != nil {
-		return fmt.Errorf("lifecycle: %w", err)
+		return err
 	}
 	from, err := s.restore(ctx)
 	if err != nil {
-		return fmt.Errorf("lifecycle: %w", err)
+		return err
 	}
 	if s.work, err = newDispatcher(s); err != nil {
-		return fmt.Errorf("lifecycle: %w", err)
+		return err
 	}
 
 	// The loops outlive ctx by the hand-over.
@@ -173,8 +192,13 @@ func (s *Service) Run(ctx context.Context) error {
 			}
 		}()
 	}
+	unobserve, err := s.observe()
+	if err != nil {
+		return fmt.Errorf("instruments: %w", err)
+	}
+	defer unobserve()
 	s.roster.listen(s.now())
-	run("read side", func(ctx context.Context) error { return s.projection.Run(ctx, s.cfg.Journal.Follow) })
+	run("read side", func(ctx context.Context) error { s.readSide(ctx); return nil })
 	run("follow log", func(ctx context.Context) error { return s.follow(ctx, from) })
 	run("tick", s.ticks)
 	run("chores", func(ctx context.Context) error { s.chores(ctx); return nil })
@@ -190,10 +214,10 @@ func (s *Service) Run(ctx context.Context) error {
 	wg.Wait()
 	s.slowDone.Wait()
 	if failed != nil {
-		return fmt.Errorf("lifecycle: %w", failed)
+		return failed
 	}
 	if err != nil {
-		return fmt.Errorf("lifecycle: %w", err)
+		return err
 	}
 	if err := s.snapshot(context.WithoutCancel(ctx)); err != nil {
 		// The log has everything; the next start reads more of it.
@@ -235,81 +259,6 @@ func (s *Service) flush(ctx context.Context, d time.Duration) error {
 	return s.cfg.Bus.FlushWithContext(ctx)
 }
 
-// follow feeds the nodes from the log. It ends with ctx, or with an error that
-// only a person can mend.
-func (s *Service) follow(ctx context.Context, from uint64) error {
-	end, err := s.end(ctx)
-	if err != nil {
-		return err
-	}
-	s.saw(end)
-	s.followed.Store(from)
-	if from >= end {
-		s.following.Store(true)
-	}
-	var last *gap
-	for {
-		err := s.cfg.Journal.Follow(ctx, from+1, func(env *events.Envelope) error {
-			if n := s.nodeAt(env.Partition); n != nil {
-				if err := n.follow(env, s.now()); err != nil {
-					return &gap{n, env.Seq, err}
-				}
-			}
-			s.saw(env.Seq)
-			s.followed.Store(env.Seq)
-			s.envelopes.Add(1)
-			if env.Seq >= end {
-				s.following.Store(true)
-			}
-			return nil
-		})
-		if ctx.Err() != nil {
-			return nil
-		}
-		var g *gap
-		if !errors.As(err, &g) {
-			return err
-		}
-		// A message was missed, or this replica folded what the log does not have.
-		// The first is mended by following again; the same gap twice is the second.
-		if last != nil && last.seq == g.seq {
-			return g.err
-		}
-		last = g
-		s.log.Warn("follow the log again", "cause", g.err)
-		from = g.node.applied()
-	}
-}
-
-// gap carries a partition's complaint through the journal's follower.
-type gap struct {
-	node *node
-	seq  uint64
-	err  error
-}
-
-func (g *gap) Error() string { return g.err.Error() }
-
-// end is the log's last sequence at the start: when it is folded, the replica has
-// caught up. The log may be away for a while; nothing can be served before it is
-// back.
-func (s *Service) end(ctx context.Context) (uint64, error) {
-	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		seq, err := s.cfg.Journal.Last(ctx)
-		if err == nil || ctx.Err() != nil {
-			return seq, ctx.Err()
-		}
-		s.log.Warn("log does not answer", "err", err)
-		t := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return 0, ctx.Err()
-		case <-t.C:
-		}
-	}
-}
-
 // nodeAt is the node of a log subject; nil for a subject that is no partition.
 func (s *Service) nodeAt(p int) *node {
 	switch {
@@ -321,71 +270,10 @@ func (s *Service) nodeAt(p int) *node {
 	return nil
 }
 
-// The loops' waits are short while commands are about, and only deadlines pass
-// otherwise.
-const (
-	busyTick = 5 * time.Millisecond
-	idleTick = wheelTick
-)
-
-// ticks passes time to the nodes.
-func (s *Service) ticks(ctx context.Context) error {
-	t := time.NewTimer(busyTick)
-	defer t.Stop()
-	nodes := s.all()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		case <-s.awake:
-			t.Reset(busyTick)
-			continue
-		}
-		now := s.now()
-		busy := false
-		for _, n := range nodes {
-			busy = n.tick(now) || busy
-		}
-		// A command that comes between the look and the store finds idle unset and
-		// is looked at after one idle tick: only its retries are that much later.
-		s.idle.Store(!busy)
-		if busy {
-			t.Reset(busyTick)
-		} else {
-			t.Reset(idleTick)
-		}
-		if s.tickHook != nil {
-			s.tickHook()
-		}
-		s.ticked.Store(now.UnixNano())
-	}
-}
-
-// wake makes the tick loop fast: a command waits.
-func (s *Service) wake() {
-	if s.idle.Load() && s.idle.CompareAndSwap(true, false) {
-		select {
-		case s.awake <- struct{}{}:
-		default:
-		}
-	}
-}
-
 // statePath is a file in the state directory, "" without one.
 func (s *Service) statePath(name string) string {
 	if s.cfg.StateDir == "" {
 		return ""
 	}
 	return filepath.Join(s.cfg.StateDir, name)
-}
-
-// macAt is the MAC of the envelope at a sequence: what tells one log from
-// another.
-func (s *Service) macAt(ctx context.Context, seq uint64) (string, error) {
-	env, err := s.cfg.Journal.Read(ctx, seq)
-	if err != nil {
-		return "", err
-	}
-	return env.MAC, nil
 }

@@ -19,7 +19,8 @@ import (
 
 // A snapshot is what memory held at one point of the log, so that a start need
 // not read the log from its beginning. It is a cache: whatever is odd about a
-// file, the log is read instead.
+// file, the log is read instead. One that is sound and names a position that the
+// log does not have is no cache but evidence, see checkLog.
 //
 // The file is one JSON object and, after a newline, its HMAC under the log key
 // in base64url. It names the position that the follower had reached and that
@@ -90,6 +91,9 @@ func (s *Service) snapshot(ctx context.Context) error {
 	if f.Followed == 0 {
 		return nil // nothing is recorded
 	}
+	// At a stop the log may be away: a snapshot is not worth waiting for it.
+	ctx, cancel := context.WithTimeout(ctx, stopTime/2)
+	defer cancel()
 	var err error
 	if f.MAC, err = s.macAt(ctx, f.Followed); err != nil {
 		return fmt.Errorf("read position: %w", err)
@@ -208,21 +212,11 @@ var errSnapshot = errors.New("file is damaged, or of another installation")
 
 // readSnapshot reads and checks the file whole before anything of it is used.
 func (s *Service) readSnapshot(ctx context.Context, path string) (*snapshotFile, error) {
-	b, err := os.ReadFile(path)
+	f, err := s.openSnapshot(path)
 	if err != nil {
 		return nil, err
 	}
-	i := bytes.LastIndexByte(b, '\n')
-	if i < 0 || !hmac.Equal(b[i+1:], []byte(snapshotMAC(s.cfg.LogKey, b[:i]))) {
-		return nil, errSnapshot
-	}
-	f := new(snapshotFile)
-	if err := json.Unmarshal(b[:i], f); err != nil {
-		return nil, err
-	}
 	switch {
-	case f.Format != snapshotFormat:
-		return nil, fmt.Errorf("format %d, this build has %d", f.Format, snapshotFormat)
 	case len(f.Partitions) != len(s.nodes):
 		return nil, fmt.Errorf("%d partitions, the log has %d", len(f.Partitions), len(s.nodes))
 	case f.Ops == nil:
@@ -244,6 +238,22 @@ func (s *Service) readSnapshot(ctx context.Context, path string) (*snapshotFile,
 	}
 	if mac != f.MAC {
 		return nil, errors.New("it is of another log")
+	}
+	return f, nil
+}
+
+// parseSnapshot checks a file's seal and format.
+func parseSnapshot(key, b []byte) (*snapshotFile, error) {
+	i := bytes.LastIndexByte(b, '\n')
+	if i < 0 || !hmac.Equal(b[i+1:], []byte(snapshotMAC(key, b[:i]))) {
+		return nil, errSnapshot
+	}
+	f := new(snapshotFile)
+	if err := json.Unmarshal(b[:i], f); err != nil {
+		return nil, err
+	}
+	if f.Format != snapshotFormat {
+		return nil, fmt.Errorf("format %d, this build has %d", f.Format, snapshotFormat)
 	}
 	return f, nil
 }

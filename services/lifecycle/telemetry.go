@@ -81,6 +81,42 @@ func (m *metrics) answered(now time.Time, c *caller, a *events.Answer, err *even
 	m.seconds.Record(ctx, now.Sub(c.since).Seconds(), o)
 }
 
+// observe offers what is read off the service when somebody asks; stop ends it.
+func (s *Service) observe() (stop func(), err error) {
+	meter := otel.Meter(scope)
+	open, err := meter.Int64ObservableGauge("pdgate.lifecycle.requests.open", metric.WithDescription("requests that are not final, or hold pages"))
+	if err != nil {
+		return nil, err
+	}
+	waiting, err := meter.Int64ObservableGauge("pdgate.lifecycle.commands.waiting", metric.WithDescription("commands that the log has not settled"))
+	if err != nil {
+		return nil, err
+	}
+	lag, err := meter.Int64ObservableGauge("pdgate.lifecycle.log.lag", metric.WithDescription("messages of the log that are not followed"))
+	if err != nil {
+		return nil, err
+	}
+	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		opened, queued := 0, 0
+		for _, n := range s.all() {
+			queued += n.waiting()
+			if n.shard != nil {
+				n.mu.Lock()
+				opened += len(n.shard.open)
+				n.mu.Unlock()
+			}
+		}
+		o.ObserveInt64(open, int64(opened))
+		o.ObserveInt64(waiting, int64(queued))
+		o.ObserveInt64(lag, max(0, int64(s.logSeq.Load())-int64(s.followed.Load())))
+		return nil
+	}, open, waiting, lag)
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = reg.Unregister() }, nil // it fails for what is not registered
+}
+
 // startSpan continues the sender's trace. The span ends with the answer.
 func (s *Service) startSpan(c *events.Command) trace.Span {
 	ctx := context.Background() // a command's trace comes in the command

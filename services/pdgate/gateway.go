@@ -24,8 +24,11 @@ func (a *app) gatewayCommand() *cobra.Command {
 gateway-<name>.nk and digest-secret.key. Its engine flags must be those of the
 workers: it counts tokens as they will.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var err error
-			if p.engine, err = eng.config(0); err != nil {
+			err := firstOf(checkName("name", p.name), eng.check(), checkDuration("drain", p.drain))
+			if err == nil {
+				p.engine, err = eng.config(0)
+			}
+			if err != nil {
 				return &usageError{err, cmd}
 			}
 			ring, err := a.load(&r)

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
+	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/internal/keyring"
 )
 
@@ -20,6 +22,13 @@ func (a *app) lifecycleCommand() *cobra.Command {
 elsewhere. Any number of replicas may run; each needs a name of its own. Keys:
 lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0))
+			if err == nil && p.partitions > events.MaxPartitions {
+				err = fmt.Errorf("partitions %d: want at most %d", p.partitions, events.MaxPartitions)
+			}
+			if err != nil {
+				return &usageError{err, cmd}
+			}
 			ring, err := a.load(&r)
 			if err != nil {
 				return err

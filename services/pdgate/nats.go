@@ -54,6 +54,8 @@ its part needs. With --print-config it prints the configuration instead, for a
 NATS server or cluster that is run by other means.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			host, port, err := splitListen("nats-listen", listen)
+			err = firstOf(err, checkDurability("durability", durability), checkModels("models", models...),
+				checkNames("gateways", gateways), checkNames("prefill", prefill), checkNames("decode", decode))
 			if err != nil {
 				return &usageError{err, cmd}
 			}

@@ -38,7 +38,35 @@ type dial func(context.Context, keyring.User) (*nats.Conn, error)
 type guards struct {
 	machine statemachine.Guards
 	worker  gpuworker.Guards
+	gateway gateway.Guards
+	scrub   kvpool.ScrubMode
 	bigPool bool // give prefill a pool that holds what its engine refuses
+}
+
+// send sends a command and waits for its answer.
+type send func(context.Context, *events.Command) (*events.Answer, error)
+
+// hooks let a test look into the parts of a stack, and bend what passes between
+// them. Everywhere else they are zero: nobody looks.
+type hooks struct {
+	worker  func(name string, w *gpuworker.Worker, p *kvpool.Pool)                                       // one was made
+	engine  func(worker string, e engine.Engine) engine.Engine                                           // what the worker gets in e's place
+	command func(ctx context.Context, from string, c *events.Command, next send) (*events.Answer, error) // in a client's place
+}
+
+// hooked is a client whose commands pass through a hook.
+type hooked struct {
+	*client.Client
+	from string
+	hook func(ctx context.Context, from string, c *events.Command, next send) (*events.Answer, error)
+}
+
+// Do stands in for the client's.
+func (h hooked) Do(ctx context.Context, c *events.Command) (*events.Answer, error) {
+	if h.hook == nil {
+		return h.Client.Do(ctx, c)
+	}
+	return h.hook(ctx, h.from, c, h.Client.Do)
 }
 
 // lifecyclePart describes a lifecycle replica.
@@ -48,6 +76,7 @@ type lifecyclePart struct {
 	partitions int // of a log that does not exist yet
 	replicas   int // of the stream
 	queueLimit int
+	timeouts   statemachine.Timeouts
 	guards     statemachine.Guards
 	quiet      time.Duration
 }
@@ -86,7 +115,7 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	defer j.Close()
 	svc, err := lifecycle.New(lifecycle.Config{
 		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
-		StateDir: p.stateDir, Guards: p.guards, QueueLimit: p.queueLimit, BootQuiet: p.quiet, Logger: log,
+		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, BootQuiet: p.quiet, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -145,6 +174,8 @@ type gatewayPart struct {
 	name    string
 	tenants *gateway.Tenants
 	engine  engine.Config
+	guards  gateway.Guards
+	hooks   hooks
 	drain   time.Duration
 	ready   func() error // called when it is subscribed; nil: nobody waits
 }
@@ -170,7 +201,7 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 		return err
 	}
 	g, err := gateway.New(gateway.Config{
-		Name: p.name, Conn: nc, Client: cl, DigestSecret: secret, Tenants: p.tenants,
+		Name: p.name, Conn: nc, Client: hooked{cl, p.name, p.hooks.command}, DigestSecret: secret, Tenants: p.tenants, Guards: p.guards,
 		Models: map[string]gateway.Tokenizer{eng.Info().Model: tokenizer{eng}}, Timeouts: gateway.Timeouts{Drain: p.drain}, Logger: log,
 	})
 	if err != nil {
@@ -213,9 +244,24 @@ type workerPart struct {
 	advertise   string
 	concurrency int
 	guards      guards
+	hooks       hooks
 }
 
+// run starts the worker, and again with an empty pool and a new boot epoch each
+// time the lifecycle has taken it for dead: after a long pause, or a network that
+// was away.
 func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+	for {
+		err := p.live(ctx, dial, ring, log)
+		if !errors.Is(err, gpuworker.ErrGone) || ctx.Err() != nil {
+			return err
+		}
+		log.Warn("worker was taken for dead and starts a new life", "part", "worker", "worker_id", p.name)
+	}
+}
+
+// live is one life of the worker.
+func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
 	identity, err := ring.Identity(p.role, p.name)
 	if err != nil {
 		return err
@@ -228,13 +274,16 @@ func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log 
 	if err != nil {
 		return err
 	}
+	if p.hooks.engine != nil {
+		eng = p.hooks.engine(p.name, eng)
+	}
 	info := eng.Info()
 	if p.poolTokens < info.PageTokens {
 		return fmt.Errorf("pool of %d tokens: want at least one page of %d", p.poolTokens, info.PageTokens)
 	}
 	log = log.With("part", "worker")
 	pool, err := kvpool.New(kvpool.Config{
-		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Logger: log,
+		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Scrub: p.guards.scrub, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -252,13 +301,17 @@ func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log 
 	if err != nil {
 		return err
 	}
+	defer queue.Close() // an item that came too late goes to another worker at once
 	w, err := gpuworker.New(gpuworker.Config{
-		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: cl, Queue: workQueue{queue}, Prompts: cl, Output: cl,
+		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: hooked{cl, p.name, p.hooks.command}, Queue: workQueue{queue}, Prompts: cl, Output: cl,
 		Identity: identity, Listen: p.listen, Advertise: p.advertise, Concurrency: p.concurrency, Guards: p.guards.worker, Logger: log,
 		GrantKeys: grantKeys(grant),
 	})
 	if err != nil {
 		return err
+	}
+	if p.hooks.worker != nil {
+		p.hooks.worker(p.name, w, pool)
 	}
 	return supervise(ctx,
 		[]part{{"notices", func(ctx context.Context) error { return watch(ctx, cl, info.Model, w, log) }}},

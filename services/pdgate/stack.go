@@ -18,6 +18,7 @@ import (
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/internal/natsclient"
 	"github.com/pdgate/pdgate/services/gateway"
+	"github.com/pdgate/pdgate/statemachine"
 )
 
 // stack is every part in one process, around an embedded NATS server: what `up`
@@ -29,6 +30,8 @@ type stack struct {
 	durability   broker.Durability
 	listen       string // of the gateway
 	engine       engine.Config
+	lifecycles   int // replicas; 0: 1
+	gateways     int // 0: 1
 	prefill      int // number of workers
 	decode       int
 	prefillPool  int // tokens, each
@@ -36,7 +39,9 @@ type stack struct {
 	concurrency  int // of each worker; 0: its own default
 	queueLimit   int
 	tenants      func(dir string) (*gateway.Tenants, error)
+	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
 	guards       guards
+	hooks        hooks
 	drain        time.Duration
 	readyTimeout time.Duration
 	log          *slog.Logger
@@ -44,14 +49,18 @@ type stack struct {
 
 // endpoints say where a running stack is.
 type endpoints struct {
-	http string // base URL
-	nats string // empty: in process only
+	http string   // base URL of the first gateway
+	all  []string // base URLs of all gateways
+	nats string   // empty: in process only
 	ring *keyring.Ring
 	dial dial
 }
 
 func (s *stack) names() keyring.Names {
-	n := keyring.Names{Gateways: []string{"gw1"}}
+	var n keyring.Names
+	for i := range max(1, s.gateways) {
+		n.Gateways = append(n.Gateways, fmt.Sprintf("gw%d", i+1))
+	}
 	for i := range s.prefill {
 		n.Prefill = append(n.Prefill, fmt.Sprintf("p%d", i+1))
 	}
@@ -84,11 +93,6 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	if err != nil {
 		return err
 	}
-	l, err := listen(s.listen)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
 	sockets, err := runDir(s.dir)
 	if err != nil {
 		return err
@@ -96,64 +100,82 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	dial := func(ctx context.Context, u keyring.User) (*nats.Conn, error) {
 		return natsclient.Connect(ctx, natsclient.Config{InProcess: b.InProcess(), Ring: ring, User: u, Logger: s.log})
 	}
-	life := lifecyclePart{
-		name: "lc1", stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit, guards: s.guards.machine,
-		quiet: time.Millisecond, // nobody else can be on this directory
+	var lives, gates, workers []part
+	for i := range max(1, s.lifecycles) {
+		life := lifecyclePart{
+			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit,
+			timeouts: s.timeouts, guards: s.guards.machine,
+		}
+		if i > 0 {
+			life.stateDir += fmt.Sprintf("-%d", i+1)
+		}
+		if s.lifecycles < 2 {
+			life.quiet = time.Millisecond // nobody else can be on this directory
+		}
+		lives = append(lives, part{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }})
 	}
-	subscribed := make(chan struct{})
-	gate := gatewayPart{name: "gw1", tenants: tenants, engine: s.engine, drain: s.drain, ready: func() error { close(subscribed); return nil }}
-	var workers []part
+	e := endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
+	subscribed := make(chan struct{}, len(s.names().Gateways))
+	for _, name := range s.names().Gateways {
+		l, err := listen(s.listen)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		e.all = append(e.all, "http://"+l.Addr().String())
+		gate := gatewayPart{name: name, tenants: tenants, engine: s.engine, guards: s.guards.gateway, hooks: s.hooks, drain: s.drain,
+			ready: func() error { subscribed <- struct{}{}; return nil }}
+		gates = append(gates, part{"gateway", func(ctx context.Context) error { return gate.run(ctx, l, dial, ring, s.log) }})
+	}
+	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for _, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}
 	add(events.RolePrefill, s.names().Prefill, s.prefillPool)
 	add(events.RoleDecode, s.names().Decode, s.decodePool)
-	e := endpoints{http: "http://" + l.Addr().String(), nats: b.ClientURL(), ring: ring, dial: dial}
-	err = supervise(ctx,
-		[]part{{"nats", b.Wait}},
-		[]part{{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }}},
-		workers,
-		[]part{
-			{"gateway", func(ctx context.Context) error { return gate.run(ctx, l, dial, ring, s.log) }},
-			{"user", func(ctx context.Context) error {
-				if err := s.waitReady(ctx, e.http, subscribed); err != nil {
-					return err
-				}
-				if err := use(ctx, e); err != nil || ctx.Err() != nil {
-					return err
-				}
-				return errUsed
-			}},
-		},
-	)
+	user := part{"user", func(ctx context.Context) error {
+		if err := s.waitReady(ctx, e.all, subscribed); err != nil {
+			return err
+		}
+		if err := use(ctx, e); err != nil || ctx.Err() != nil {
+			return err
+		}
+		return errUsed
+	}}
+	err = supervise(ctx, []part{{"nats", b.Wait}}, lives, workers, append(gates, user))
 	if errors.Is(err, errUsed) {
 		return nil
 	}
 	return err
 }
 
-// waitReady asks the gateway's own /ready until it can admit.
-func (s *stack) waitReady(ctx context.Context, url string, subscribed <-chan struct{}) error {
+// waitReady asks the gateways' own /ready until they can admit.
+func (s *stack) waitReady(ctx context.Context, urls []string, subscribed <-chan struct{}) error {
 	timeout := s.readyTimeout
 	if timeout == 0 {
 		timeout = 30 * time.Second
 	}
 	wait, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	select {
-	case <-subscribed:
-	case <-wait.Done():
-		return s.notReady(ctx, "the gateway has not started")
+	for range urls {
+		select {
+		case <-subscribed:
+		case <-wait.Done():
+			return s.notReady(ctx, "the gateway has not started")
+		}
 	}
 	// A client of its own: the default one keeps connections of others alive.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
-		last, ok := ask(wait, client, url+"/ready")
+		last, ok := ask(wait, client, urls[0]+"/ready")
 		if ok {
-			return nil
+			if urls = urls[1:]; len(urls) == 0 {
+				return nil
+			}
+			continue
 		}
 		t := time.NewTimer(10 * time.Millisecond)
 		select {

@@ -31,8 +31,13 @@ keys and log in the data directory. It prints a curl line that works as it is.`,
 			if s.natsHost, s.natsPort, err = splitListen("nats-listen", natsListen); err == nil {
 				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
 			}
+			err = firstOf(err, checkDurability("durability", durability), eng.check(),
+				atLeast("concurrency", s.concurrency, 0), atLeast("queue-limit", s.queueLimit, 0))
 			if err == nil {
 				s.engine, err = eng.config(prefillPool)
+			}
+			if err == nil {
+				err = firstOf(checkMemory("pool-tokens", prefillPool, s.engine), checkMemory("decode-pool-tokens", decodePool, s.engine))
 			}
 			if err != nil {
 				return &usageError{err, cmd}

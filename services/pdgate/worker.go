@@ -36,8 +36,15 @@ an address that decode workers reach.`,
 			if p.role == events.RolePrefill {
 				pool = p.poolTokens
 			}
-			var err error
-			if p.engine, err = eng.config(pool); err != nil {
+			err := firstOf(checkName("name", p.name), eng.check(), atLeast("pool-tokens", p.poolTokens, 1), atLeast("concurrency", p.concurrency, 0),
+				checkDataPlane("listen-kv", p.listen), checkDataPlane("advertise-kv", p.advertise))
+			if err == nil {
+				p.engine, err = eng.config(pool)
+			}
+			if err == nil {
+				err = checkMemory("pool-tokens", p.poolTokens, p.engine)
+			}
+			if err != nil {
 				return &usageError{err, cmd}
 			}
 			ring, err := a.load(&r)

@@ -19,7 +19,7 @@ import (
 type Config struct {
 	Path     string        // database file; "": in memory
 	Batch    int           // most events in one transaction; 0: 4,096
-	Interval time.Duration // longest wait before a batch is written; 0: 50 ms
+	Interval time.Duration // between two commits under load; 0: 250 ms
 	Logger   *slog.Logger  // nil: nothing is logged
 }
 
@@ -45,7 +45,7 @@ func Open(ctx context.Context, cfg Config) (*Projection, error) {
 		cfg.Batch = 4096
 	}
 	if cfg.Interval == 0 {
-		cfg.Interval = 50 * time.Millisecond
+		cfg.Interval = 250 * time.Millisecond
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

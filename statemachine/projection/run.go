@@ -40,10 +40,14 @@ func (p *Projection) Run(ctx context.Context, follow Follow) error {
 	return err
 }
 
+// gather is how long a batch waits for company after a time without one.
+const gather = 5 * time.Millisecond
+
 func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done chan error) error {
 	b := newBatch()
 	timer := time.NewTimer(p.cfg.Interval)
 	defer timer.Stop()
+	var last time.Time // of the commit before
 	for {
 		select {
 		case <-ctx.Done():
@@ -55,7 +59,9 @@ func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done
 			return errors.Join(p.commit(ctx, b), err)
 		case env := <-in:
 			if b.envelopes == 0 {
-				timer.Reset(p.cfg.Interval)
+				// A lone event is shown at once; under load, commits are an interval
+				// apart, so that most of a request's events share one.
+				timer.Reset(max(gather, p.cfg.Interval-time.Since(last)))
 			}
 			if err := p.fold(ctx, b, env); err != nil {
 				return err
@@ -68,19 +74,24 @@ func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done
 		if err := p.commit(ctx, b); err != nil {
 			return err
 		}
+		last = time.Now()
 	}
 }
 
+// maxKept bounds the rows of open requests that stay in memory between batches.
+const maxKept = 1 << 16
+
 // batch is what one transaction will write.
 type batch struct {
-	rows      map[string]*row
+	rows      map[string]*row // changed since the last commit
+	kept      map[string]*row // of open requests: not read again for their next event
 	events    int
 	envelopes int
 	seq       uint64
 	mac       string
 }
 
-func newBatch() *batch { return &batch{rows: map[string]*row{}} }
+func newBatch() *batch { return &batch{rows: map[string]*row{}, kept: map[string]*row{}} }
 
 // fold applies an envelope's events to the batch. A line that this build cannot
 // read is passed over: the row's number of events then shows a hole, and the
@@ -107,8 +118,10 @@ func (p *Projection) fold(ctx context.Context, b *batch, env *events.Envelope) e
 		}
 		r := b.rows[e.Subject]
 		if r == nil {
-			if r, failure = p.row(ctx, e); failure != nil {
-				return nil
+			if r = b.kept[e.Subject]; r == nil {
+				if r, failure = p.row(ctx, e); failure != nil {
+					return nil
+				}
 			}
 			b.rows[e.Subject] = r
 		}
@@ -139,7 +152,13 @@ func (p *Projection) row(ctx context.Context, e *events.Event) (*row, error) {
 	return &row{v: v}, nil
 }
 
-const upsert = `INSERT OR REPLACE INTO request VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`
+// upsert leaves alone what an index covers and no later event changes.
+const upsert = `INSERT INTO request VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
+	ON CONFLICT (id) DO UPDATE SET state = excluded.state,
+	completion_tokens = excluded.completion_tokens, finish_reason = excluded.finish_reason,
+	error_code = excluded.error_code, error_message = excluded.error_message, error_status = excluded.error_status,
+	prefill_worker = excluded.prefill_worker, decode_worker = excluded.decode_worker, grant_epoch = excluded.grant_epoch,
+	updated_at = excluded.updated_at, position = excluded.position, events = excluded.events, held = excluded.held`
 
 // commit writes the batch and its position in one transaction: the commit
 // point. A crash before it costs the batch, which is read again.
@@ -173,6 +192,14 @@ func (p *Projection) commit(ctx context.Context, b *batch) error {
 		return fmt.Errorf("projection: commit: %w", err)
 	}
 	p.applied.Store(b.seq)
+	for id, r := range b.rows {
+		switch {
+		case r.v.State.Final() && len(r.v.Held) == 0:
+			delete(b.kept, id)
+		case len(b.kept) < maxKept:
+			b.kept[id] = r
+		}
+	}
 	clear(b.rows)
 	b.events, b.envelopes = 0, 0
 	return nil

@@ -26,15 +26,16 @@ type Queue struct {
 	pull    string // subject that asks for messages
 	inbox   string
 	sub     *nats.Subscription
-	msgs    chan *nats.Msg // at most one item, and a few words about pulls that are over
-	turn    chan struct{}  // holds one token: who has it may pull and receive
-	open    uint64         // number of the open pull; 0: none. Owned by the turn
-	pulls   uint64         // owned by the turn
-	expires time.Time      // when the open pull is over at the latest; owned by the turn
+	back    chan nats.Status // the connection was lost and is back; owned by the turn
+	msgs    chan *nats.Msg   // at most one item, and a few words about pulls that are over
+	turn    chan struct{}    // holds one token: who has it may pull and receive
+	open    uint64           // number of the open pull; 0: none. Owned by the turn
+	pulls   uint64           // owned by the turn
+	expires time.Time        // when the open pull is over at the latest; owned by the turn
 }
 
-// pullExpires is how long the server keeps a pull open. It is also about how long
-// a queue is idle after a reconnection that lost its pull.
+// pullExpires is how long the server keeps a pull open. One that was lost with its
+// connection is asked for again when that is back.
 const pullExpires = 2 * time.Second
 
 // Queue opens the queue of a model's work for a role. The consumer behind it is
@@ -58,7 +59,7 @@ func (c *Client) Queue(_ context.Context, model string, role events.Role) (*Queu
 	if err != nil {
 		return nil, fmt.Errorf("queue: %w", err)
 	}
-	q.sub = sub
+	q.sub, q.back = sub, c.conn.StatusChanged(nats.CONNECTED)
 	q.turn <- struct{}{}
 	return q, nil
 }
@@ -82,8 +83,9 @@ func (q *Queue) Next(ctx context.Context) (*Item, error) {
 		switch {
 		case ctx.Err() != nil && m == nil:
 			return nil, context.Cause(ctx)
-		case errors.Is(err, context.DeadlineExceeded):
-			continue // the pull ended without a word: a lost connection
+		case errors.Is(err, errPullSilent):
+			q.open = 0
+			continue
 		case errors.Is(err, nats.ErrNoResponders):
 			// No consumer yet: nats.go makes an error of the status. Lifecycle makes it
 			// when the first worker of the model registers, which may be this one.
@@ -126,6 +128,9 @@ func (q *Queue) Next(ctx context.Context) (*Item, error) {
 }
 
 func (q *Queue) ask() error {
+	for len(q.back) > 0 {
+		<-q.back // of a connection before the one that is asked on
+	}
 	q.pulls++
 	body := []byte(`{"batch":1,"expires":` + strconv.FormatInt(int64(pullExpires), 10) + `}`)
 	if err := q.c.conn.PublishRequest(q.pull, q.inbox+"."+strconv.FormatUint(q.pulls, 10), body); err != nil {
@@ -134,6 +139,10 @@ func (q *Queue) ask() error {
 	q.open, q.expires = q.pulls, time.Now().Add(pullExpires+pullExpires/2)
 	return nil
 }
+
+// errPullSilent means that the open pull ended without a word: its connection was
+// lost.
+var errPullSilent = errors.New("the pull is over and nothing came")
 
 // receive waits for a message until the open pull must be over.
 func (q *Queue) receive(ctx context.Context) (*nats.Msg, error) {
@@ -146,17 +155,31 @@ func (q *Queue) receive(ctx context.Context) (*nats.Msg, error) {
 		}
 		return m, nil
 	case <-t.C:
-		return nil, nil
+		return nil, errPullSilent
+	case _, ok := <-q.back:
+		if !ok {
+			q.back = nil
+		}
+		return nil, errPullSilent
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 }
 
-// Close ends the subscription and gives back what arrived and was not taken.
+// Close gives back what arrived and was not taken. The server is told first, and
+// then asked for a sign that nothing more is on its way: an item that nobody
+// reads would rest until its acknowledgement is overdue.
 func (q *Queue) Close() error {
 	<-q.turn
 	defer func() { q.turn <- struct{}{} }()
-	err := q.sub.Unsubscribe()
+	if q.back != nil {
+		q.c.conn.RemoveStatusListener(q.back)
+		q.back = nil
+	}
+	err := q.sub.Drain()
+	if err == nil {
+		err = q.c.conn.FlushTimeout(q.c.timeout)
+	}
 	for {
 		select {
 		case m, ok := <-q.msgs:
@@ -169,6 +192,9 @@ func (q *Queue) Close() error {
 		default:
 		}
 		break
+	}
+	if err == nil {
+		err = q.c.conn.FlushTimeout(q.c.timeout)
 	}
 	if err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("queue: %w", err)

@@ -1,0 +1,78 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/pdgate/pdgate/events/journal"
+)
+
+// evidenceWait is how long a start waits for a log that does not hold what a
+// snapshot has seen: a replica of the log that lags, or was just elected, may
+// answer without the newest messages.
+const evidenceWait = 3 * time.Second
+
+// checkLog asks, before anything is read from the log or derived from it anew,
+// whether it is the one that this installation has written, whole. Two mistakes
+// look like an empty log otherwise, and are covered up by the first append:
+//
+//   - another log key. Every message seems foreign, and what is appended is
+//     foreign to whoever holds the right one.
+//   - a log without its end, as a store that cuts off damaged files leaves it. A
+//     snapshot proves what was there: it is sealed under the log key, and names
+//     the position that it reaches and what is stored there.
+//
+// Both end the start. Only a person can say which copy is right.
+func (s *Service) checkLog(ctx context.Context) error {
+	_, err := s.macAt(ctx, 1)
+	var foreign *journal.ForeignError
+	switch {
+	case errors.As(err, &foreign):
+		return fmt.Errorf("the log key (log-mac.key) is not the one that this log was written with: its first message is foreign; restore the key from its backup: %w", err)
+	case errors.Is(err, journal.ErrNotFound): // an empty log, or one without its beginning
+	case err != nil:
+		return err
+	}
+	path := s.statePath(snapshotName)
+	if path == "" {
+		return nil
+	}
+	f, err := s.openSnapshot(path)
+	if err != nil {
+		return nil // there is none, or it proves nothing
+	}
+	var missing time.Time // when the log first said so
+	for {
+		mac, err := s.macAt(ctx, f.Followed)
+		switch now := s.now(); {
+		case err == nil && mac == f.MAC:
+			return nil
+		case errors.Is(err, journal.ErrNotFound) && missing.IsZero():
+			missing = now
+		case errors.Is(err, journal.ErrNotFound) && now.Sub(missing) < evidenceWait:
+		case err == nil, errors.As(err, &foreign), errors.Is(err, journal.ErrNotFound):
+			return fmt.Errorf("the log does not hold what %s proves was recorded at position %d: its end was lost, or it is another log; restore the stream from its backup, or remove that file to go on without what is lost", path, f.Followed)
+		default:
+			return err
+		}
+		t := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// openSnapshot reads a snapshot and checks its seal and its format.
+func (s *Service) openSnapshot(path string) (*snapshotFile, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return parseSnapshot(s.cfg.LogKey, b)
+}

@@ -1,0 +1,136 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/events/journal"
+)
+
+// follow feeds the nodes from the log. It ends with ctx, or with an error that
+// only a person can mend.
+func (s *Service) follow(ctx context.Context, from uint64) error {
+	end, err := s.end(ctx)
+	if err != nil {
+		return err
+	}
+	s.saw(end)
+	s.followed.Store(from)
+	if from >= end {
+		s.following.Store(true)
+	}
+	var last *gap
+	for {
+		err := s.cfg.Journal.Follow(ctx, from+1, func(env *events.Envelope) error {
+			if n := s.nodeAt(env.Partition); n != nil {
+				if err := n.follow(env, s.now()); err != nil {
+					return &gap{n, env.Seq, err}
+				}
+			}
+			s.saw(env.Seq)
+			s.followed.Store(env.Seq)
+			s.envelopes.Add(1)
+			if env.Seq >= end {
+				s.following.Store(true)
+			}
+			return nil
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		var g *gap
+		if !errors.As(err, &g) {
+			return err
+		}
+		// A message was missed, or this replica folded what the log does not have.
+		// The first is mended by following again; the same gap twice is the second.
+		if last != nil && last.seq == g.seq {
+			return g.err
+		}
+		last = g
+		s.log.Warn("follow the log again", "cause", g.err)
+		from = g.node.applied()
+	}
+}
+
+// gap carries a partition's complaint through the journal's follower.
+type gap struct {
+	node *node
+	seq  uint64
+	err  error
+}
+
+func (g *gap) Error() string { return g.err.Error() }
+
+// end is the log's last sequence at the start: when it is folded, the replica has
+// caught up. The log may be away for a while; nothing can be served before it is
+// back.
+func (s *Service) end(ctx context.Context) (seq uint64, err error) {
+	err = s.insist(ctx, func(ctx context.Context) error {
+		seq, err = s.cfg.Journal.Last(ctx)
+		return err
+	})
+	return seq, err
+}
+
+// macAt is the MAC of the envelope at a sequence: what tells one log from
+// another. A log that does not answer is asked again until ctx ends; only "no
+// such message" is an answer.
+func (s *Service) macAt(ctx context.Context, seq uint64) (string, error) {
+	var env *events.Envelope
+	err := s.insist(ctx, func(ctx context.Context) (err error) {
+		env, err = s.cfg.Journal.Read(ctx, seq)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return env.MAC, nil
+}
+
+// insist asks the log until it answers or ctx ends.
+func (s *Service) insist(ctx context.Context, ask func(context.Context) error) error {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		try, cancel := context.WithTimeout(ctx, apiTimeout)
+		err := ask(try)
+		cancel()
+		var foreign *journal.ForeignError
+		if err == nil || errors.Is(err, journal.ErrNotFound) || errors.As(err, &foreign) || errors.Is(err, nats.ErrConnectionClosed) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.log.Warn("log does not answer", "err", err)
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+}
+
+// readSide keeps the read side fed. Nothing is decided from it, so its trouble (a
+// full disk) is logged and tried again, and stops nobody.
+func (s *Service) readSide(ctx context.Context) {
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		err := s.projection.Run(ctx, s.cfg.Journal.Follow)
+		if ctx.Err() != nil {
+			return
+		}
+		s.log.Error("read side stands still: lists are out of date", "seq", s.projection.Applied(), "err", err)
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+	}
+}
