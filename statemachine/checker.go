@@ -184,7 +184,7 @@ func (c *Checker) event(partition int, e *events.Event, pos events.Position, has
 	case partition == events.OpsPartition:
 		c.operation(e, pos, hash)
 	case e.N == 0:
-		c.outsider(e, pos, hash)
+		c.outsider(e, pos, hash, events.New)
 	default:
 		c.request(partition, e, pos, hash)
 	}
@@ -208,7 +208,7 @@ func (c *Checker) chainTenant(partition int, e *events.Event, pos events.Positio
 
 func (c *Checker) operation(e *events.Event, pos events.Position, hash string) {
 	if e.N == 0 {
-		c.outsider(e, pos, hash)
+		c.outsider(e, pos, hash, "")
 		return
 	}
 	if err := FoldOps(&c.ops, e, pos, hash); err != nil {
@@ -220,8 +220,8 @@ func (c *Checker) operation(e *events.Event, pos events.Position, hash string) {
 	c.clients.saw(e, pos, hash, "")
 }
 
-// outsider is a denial of a command that met no history.
-func (c *Checker) outsider(e *events.Event, pos events.Position, hash string) {
+// outsider is a denial of a command that met no history; state is what it met.
+func (c *Checker) outsider(e *events.Event, pos events.Position, hash string, state events.State) {
 	switch q := c.requests[e.Subject]; {
 	case e.Type != denied:
 		c.violate(RuleLog, e.Subject, pos, "%s stands outside of any history", e.Type)
@@ -231,7 +231,7 @@ func (c *Checker) outsider(e *events.Event, pos events.Position, hash string) {
 	if !c.outside.add(e.ID) {
 		c.violate(RuleLog, e.Subject, pos, "the event's id stands twice")
 	}
-	c.clients.saw(e, pos, hash, events.New)
+	c.clients.saw(e, pos, hash, state)
 }
 
 func (c *Checker) request(partition int, e *events.Event, pos events.Position, hash string) {

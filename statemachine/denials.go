@@ -77,7 +77,7 @@ var denials = slices.Concat(
 		{events.CmdRegister, events.CodeMalformed, "the content of the registration is wrong"},
 		{events.CmdRegister, events.CodeForbidden, "a worker registers itself only"},
 		{events.CmdRegister, events.CodeWrongWorker, "the name is taken by a worker of another role"},
-		{events.CmdRegister, events.CodeWorkerEpoch, "the epoch is not above the last one"},
+		{events.CmdRegister, events.CodeWorkerEpoch, "the epoch is not above the last one, or is a time ahead of the clock"},
 		{events.CmdLeave, events.CodeForbidden, "a worker takes leave for itself only"},
 		{events.CmdLeave, events.CodeWorkerUnknown, "the worker is not registered"},
 		{events.CmdLeave, events.CodeWrongWorker, "the worker is registered in another role"},

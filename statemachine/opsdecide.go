@@ -4,21 +4,26 @@ import (
 	"encoding/base64"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 )
 
 // DecideOps returns the payload of the event to append for an order of
 // operations: the one it asks for, or a denial. It never returns nil. o may be
-// nil, and is not changed.
-func (m *Machine) DecideOps(o *Ops, c *events.Command, _ *Facts) events.Data {
+// nil, and is not changed. Of the facts, it looks at Now; a zero one judges no
+// clock.
+func (m *Machine) DecideOps(o *Ops, c *events.Command, f *Facts) events.Data {
 	if o == nil {
 		o = &Ops{}
 	}
 	if c == nil {
 		c = &events.Command{}
 	}
-	out, no := judgeOps(o, c)
+	if f == nil {
+		f = &Facts{}
+	}
+	out, no := judgeOps(o, c, f.Now)
 	if no != nil {
 		return &events.CommandDenied{
 			Command: c.Type, Code: no.code, Message: no.message,
@@ -28,7 +33,7 @@ func (m *Machine) DecideOps(o *Ops, c *events.Command, _ *Facts) events.Data {
 	return out
 }
 
-func judgeOps(o *Ops, c *events.Command) (events.Data, *refusal) {
+func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) {
 	row := commandRows[c.Type]
 	switch {
 	case row == nil || !row.ForOps():
@@ -40,7 +45,7 @@ func judgeOps(o *Ops, c *events.Command) (events.Data, *refusal) {
 	}
 	switch d := c.Data.(type) {
 	case *events.Register:
-		return register(o, c, d)
+		return register(o, c, d, now)
 	case *events.Leave:
 		return leave(o, c, d)
 	case *events.Quarantine:
@@ -60,10 +65,15 @@ func judgeOps(o *Ops, c *events.Command) (events.Data, *refusal) {
 // bounded cuts a person's words to what an event carries.
 func bounded(s string) string { return normal(events.Error{Message: s}, events.CodeInternal).Message }
 
+// maxEpochAhead is how far ahead of the clock an epoch may lie.
+const maxEpochAhead = time.Minute
+
 // register starts one life of a worker. Its epoch is above that of every life
 // before, also of those that ended: pages and grants of an old epoch must never
-// look current again.
-func register(o *Ops, c *events.Command, d *events.Register) (events.Data, *refusal) {
+// look current again. It is a time, and not ahead of the clock: one that was
+// would shut out every later life of the worker until the clock has passed it,
+// for ever if it was chosen for that.
+func register(o *Ops, c *events.Command, d *events.Register, now time.Time) (events.Data, *refusal) {
 	w := &events.WorkerJoined{
 		Worker: c.Subject, Role: c.Role, Model: d.Model, Epoch: d.Epoch, PublicKey: d.PublicKey,
 		Address: d.Address, Engine: d.Engine, Version: d.Version, ContextTokens: d.ContextTokens,
@@ -81,12 +91,16 @@ func register(o *Ops, c *events.Command, d *events.Register) (events.Data, *refu
 		return nil, refuse(events.CodeWrongWorker, "the name is taken by a worker of another role").are(string(present.Role), string(c.Role))
 	case d.Epoch <= last:
 		return nil, refuse(events.CodeWorkerEpoch, "the epoch is not above the last one").epochs(last+1, d.Epoch)
+	case !now.IsZero() && d.Epoch > latestEpoch(now):
+		return nil, refuse(events.CodeWorkerEpoch, "the epoch is a time ahead of the clock: set the worker's clock").epochs(latestEpoch(now), d.Epoch)
 	}
 	if what := malformed(w); what != "" {
 		return nil, refuse(events.CodeMalformed, what)
 	}
 	return w, nil
 }
+
+func latestEpoch(now time.Time) uint64 { return uint64(max(now.Add(maxEpochAhead).UnixMicro(), 0)) }
 
 // malformed says what is wrong with a registration's content.
 func malformed(w *events.WorkerJoined) string {

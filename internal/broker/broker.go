@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -34,6 +35,7 @@ var ErrStoreInUse = errors.New("store directory is in use by another process")
 type Broker struct {
 	srv  *server.Server
 	lock *os.File
+	log  *logger
 	once sync.Once
 }
 
@@ -83,19 +85,22 @@ func start(cfg Config, lock *os.File) (*Broker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nats: %w", err)
 	}
-	log := &logger{log: cfg.Logger}
+	log := &logger{log: cfg.Logger, failed: make(chan error, 1)}
 	srv.SetLoggerV2(log, false, false, false)
 	srv.Start()
-	ok := srv.ReadyForConnections(readyTimeout)
+	ok := false
+	for end := time.Now().Add(readyTimeout); !ok && log.fatalLine() == "" && time.Now().Before(end); {
+		ok = srv.ReadyForConnections(readyTimeout / 100)
+	}
 	if msg := log.fatalLine(); msg != "" || !ok {
 		srv.Shutdown()
 		srv.WaitForShutdown()
 		if msg == "" {
 			msg = fmt.Sprintf("not ready after %v", readyTimeout)
 		}
-		return nil, fmt.Errorf("nats: %s", msg)
+		return nil, fmt.Errorf("nats: %s (store directory %s)", msg, cfg.StoreDir)
 	}
-	return &Broker{srv: srv, lock: lock}, nil
+	return &Broker{srv: srv, lock: lock, log: log}, nil
 }
 
 // prepareStore creates the directory, takes its lock, and finds out now what
@@ -148,7 +153,9 @@ func (b *Broker) Shutdown() {
 }
 
 // Wait blocks until ctx ends, and then returns its error, or until the server
-// has stopped by itself.
+// has stopped by itself, or cannot write what it is to store. It never can again
+// then: after a failed write it refuses to guess what the disk holds, and goes on
+// only from a start that reads it. Whoever waits must end the process.
 func (b *Broker) Wait(ctx context.Context) error {
 	stopped := make(chan struct{})
 	go func() { // ends with Shutdown at the latest
@@ -160,16 +167,24 @@ func (b *Broker) Wait(ctx context.Context) error {
 		return ctx.Err()
 	case <-stopped:
 		return errors.New("nats server stopped")
+	case err := <-b.log.failed:
+		return err
 	}
 }
 
 // logger hands the server's lines to slog. The server's notices are details of
 // an embedded part, so they are at level debug.
 type logger struct {
-	log   *slog.Logger
+	log    *slog.Logger
+	failed chan error // the first failed write
+
 	mu    sync.Mutex
 	fatal string
 }
+
+// storeFailed begins the server's line about a failed write. The line is the
+// only sign: the publisher gets no answer.
+const storeFailed = "JetStream failed to store a msg on stream "
 
 func (l *logger) Noticef(format string, v ...any) {
 	l.log.Debug("nats", "line", fmt.Sprintf(format, v...))
@@ -178,7 +193,14 @@ func (l *logger) Warnf(format string, v ...any) {
 	l.log.Warn("nats", "line", fmt.Sprintf(format, v...))
 }
 func (l *logger) Errorf(format string, v ...any) {
-	l.log.Error("nats", "line", fmt.Sprintf(format, v...))
+	line := fmt.Sprintf(format, v...)
+	l.log.Error("nats", "line", line)
+	if what, ok := strings.CutPrefix(line, storeFailed); ok {
+		select {
+		case l.failed <- fmt.Errorf("nats: cannot store on stream %s; what was acknowledged is safe: free disk space, or mend the disk, and start again", what):
+		default:
+		}
+	}
 }
 func (l *logger) Debugf(string, ...any) {}
 func (l *logger) Tracef(string, ...any) {}

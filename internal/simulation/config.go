@@ -51,6 +51,7 @@ type Faults struct {
 
 	Eager bool // decode workers ask for grants whenever they hear of a request
 	Rogue bool // a decode worker sends output of requests that it does not hold
+	Usurp bool // a decode worker reports another one's transfers as its own
 	Slow  bool // pulls take about as long as leases
 
 	Forge  bool // the thief signs grants itself

@@ -90,7 +90,7 @@ func (w *world) becalm() {
 	w.say("calm")
 }
 
-// misname and the like need a nonce that nobody had before.
+// nonce is one that nobody had before.
 func (w *world) nonce() []byte {
 	w.names++
 	return binary.BigEndian.AppendUint64(make([]byte, 56), uint64(w.names))
@@ -101,6 +101,9 @@ func (x *worker) misbehave(e *events.Event) {
 	w := x.w
 	if w.calm || x.role != events.RoleDecode || e.N == 0 {
 		return
+	}
+	if w.faults.Usurp {
+		x.usurp(e)
 	}
 	switch e.Type {
 	case events.TypeAdmitted, events.TypeReleased, events.TypeDenied:
@@ -148,12 +151,25 @@ func (x *worker) overreach(id string) {
 	})
 }
 
+// usurp reports another worker's transfer as its own.
+func (x *worker) usurp(e *events.Event) {
+	switch d := e.Data.(type) {
+	case *events.RequestPrefilled:
+		x.heard[e.Subject] = d
+	case *events.TransferGranted:
+		if p := x.heard[e.Subject]; p != nil && d.Worker != x.name {
+			x.w.do(x.life, x.role, x.name, e.Subject, &events.Transfer{
+				WorkerEpoch: x.epoch, GrantEpoch: d.GrantEpoch, KVRequest: e.Subject, KVBytes: p.KVBytes, KVDigest: p.KVDigest,
+			}, func(*events.Answer, *events.Error) {})
+		}
+	}
+}
+
 // thief overhears grants and openings, and tries what can be done with them. It
 // has a key of its own, and reaches every worker's data plane.
 type thief struct {
-	w    *world
-	life *life
-	key  ed25519.PrivateKey
+	w   *world
+	key ed25519.PrivateKey
 }
 
 // heard is a grant on its way, with what its puller sends.
@@ -171,11 +187,8 @@ func (t *thief) heard(signed *events.SignedGrant, o *handoff.Opening, g *events.
 		t.try("stolen grant", signed, g, g.OwnerAddress, true)
 	}
 	if f.Stray {
-		for _, x := range t.w.workers {
-			if x.server != nil && x.address != g.OwnerAddress {
-				t.open("stray grant", o, g, x.address, true)
-			}
-		}
+		t.stray(o, g)
+		t.w.after(t.w.between(time.Second, 5*time.Second), func() { t.stray(o, g) }) // the owner may have another life by then
 	}
 	if f.Stale {
 		t.w.after(g.Lease.Sub(t.w.now)+time.Millisecond, func() { t.open("stale grant", o, g, g.OwnerAddress, true) })
@@ -185,10 +198,23 @@ func (t *thief) heard(signed *events.SignedGrant, o *handoff.Opening, g *events.
 	}
 }
 
+// stray takes an opening to everybody whom it is not for.
+func (t *thief) stray(o *handoff.Opening, g *events.Grant) {
+	for _, x := range t.w.workers {
+		if x.server != nil && x.address != g.OwnerAddress {
+			t.open("stray grant", o, g, x.address, true)
+		}
+	}
+}
+
 // served is an opening that an owner took.
 func (t *thief) served(o *handoff.Opening, g *events.Grant) {
 	if t.w.faults.Replay {
-		t.open("replayed opening", o, g, g.OwnerAddress, false)
+		d := time.Duration(0)
+		if t.w.faults.Slow {
+			d = t.w.between(0, 3*time.Second)
+		}
+		t.w.after(d, func() { t.open("replayed opening", o, g, g.OwnerAddress, false) })
 	}
 }
 
@@ -270,6 +296,7 @@ func (t *thief) read(how string, at *host, out *handoff.Sending, g *events.Grant
 				return
 			}
 			w.seen[how+" served"]++
+			w.sealed(at, g.RequestID)
 			if breach {
 				w.breach(RuleThief, "%s: all pages of %s, with the trailer", how, short(g.RequestID))
 			}

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -72,10 +71,11 @@ func (g *gate) crash(down time.Duration) {
 	g.w.after(down, g.boot)
 }
 
-// canary is text that no other tenant's prompt holds.
-func canary(tenant string) string {
-	return "<" + strings.Repeat(tenant[len(tenant)-1:], 3) + "-secret-of-" + tenant + ">"
-}
+// mark is text that no other tenant's prompt holds.
+func mark(tenant string) string { return strings.Repeat(tenant[len(tenant)-1:], 3) }
+
+// canary is what a tenant would not like to see in another one's answer.
+func canary(tenant string) string { return "<" + mark(tenant) + "-secret-of-" + tenant + ">" }
 
 // compose writes a prompt that makes the engine quote it: it ends as it began,
 // before the canary.
@@ -83,7 +83,7 @@ func (w *world) compose(tenant string, tokens int) []byte {
 	lead := fmt.Sprintf("note %d of %s: ", w.rnd.IntN(1000), tenant)
 	p := lead + canary(tenant) + "; "
 	for len(p)+len(lead) < tokens {
-		p += fmt.Sprintf("%s %s, ", canary(tenant)[1:4], []string{"green", "seven", "north", "paper", "quiet"}[w.rnd.IntN(5)])
+		p += fmt.Sprintf("%s %s, ", mark(tenant), []string{"green", "seven", "north", "paper", "quiet"}[w.rnd.IntN(5)])
 	}
 	return []byte(p[:max(tokens-len(lead), 0)] + lead)
 }
@@ -277,7 +277,7 @@ func (g *gate) poll() {
 				g.w.breach(RuleRefused, "view: %v", err)
 				return
 			}
-			all, err := journal.History(context.Background(), &writer{w: g.w}, pos)
+			all, err := journal.History(noTime, &writer{w: g.w}, pos)
 			if err != nil {
 				g.w.breach(RuleRefused, "history of %s: %v", short(c.id), err)
 			}

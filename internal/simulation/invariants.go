@@ -86,7 +86,7 @@ func (w *world) judge() {
 // read compares what a client got with what the engine says to its prompt.
 func (w *world) read(c *client) {
 	for _, o := range w.clients {
-		if o.tenant != c.tenant && bytes.Contains(c.text, []byte(canary(o.tenant)[4:])) {
+		if o.tenant != c.tenant && bytes.Contains(c.text, []byte(mark(o.tenant))) {
 			w.breach(RuleForeign, "%s got text of %s", c.tenant, o.tenant)
 		}
 	}

@@ -208,9 +208,7 @@ func (p *pull) end() {
 		p.refuse(err)
 		return
 	}
-	if j := p.owner.x.find(p.j.work.RequestID); j != nil && j.cut && p.owner.x.life == p.owner.life {
-		p.w.breach(RuleRevoked, "%s sealed a transfer of %s that it had revoked", p.owner.x.name, short(p.j.work.RequestID))
-	}
+	p.w.sealed(p.owner, p.j.work.RequestID)
 	p.out.Close()
 	p.out = nil
 	if p.w.faults.Trailer && p.w.chance(0.5) {
@@ -234,6 +232,16 @@ func (p *pull) arrived(trailer []byte) {
 	}
 }
 
+// sealed is called when an owner has confirmed a transfer.
+func (w *world) sealed(at *host, id string) {
+	if at.x.life != at.life {
+		return
+	}
+	if j := at.x.find(id); j != nil && j.cut {
+		w.breach(RuleRevoked, "%s sealed a transfer of %s that it had revoked", at.x.name, short(id))
+	}
+}
+
 // once counts how often a grant was served.
 func (w *world) once(g *events.Grant) {
 	key := g.RequestID + "/" + strconv.Itoa(g.GrantEpoch)
@@ -249,7 +257,12 @@ func (w *world) misname(head []byte) []byte {
 	if err := json.Unmarshal(head, &m); err != nil {
 		return head
 	}
-	m["request_id"] = w.clients[w.rnd.IntN(len(w.clients))].id
+	own := m["request_id"]
+	for _, c := range w.clients {
+		if c.id != "" && c.id != own {
+			m["request_id"] = c.id
+		}
+	}
 	b, err := json.Marshal(m)
 	if err != nil {
 		return head

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -60,7 +59,7 @@ func (r *replica) boot() {
 	r.follow()
 	w.every(l, 15*time.Millisecond, 70*time.Millisecond, core.Tick)
 	w.every(l, 800*time.Millisecond, 1200*time.Millisecond, core.Chores)
-	w.every(l, 4*time.Second, 6*time.Second, func() { core.Sweep(context.Background()) })
+	w.every(l, 4*time.Second, 6*time.Second, func() { core.Sweep(noTime) })
 	w.every(l, 100*time.Millisecond, 600*time.Millisecond, r.look)
 }
 

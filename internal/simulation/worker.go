@@ -31,7 +31,8 @@ const (
 	grantTries  = 3
 )
 
-// noTime is the context of engine calls: nothing in a run is cancelled by one.
+// noTime is the context of whatever wants one: nothing in a run is cancelled by
+// a context.
 var noTime = context.Background()
 
 func newEngines() map[string]engine.Engine {
@@ -71,6 +72,7 @@ type worker struct {
 	registered  bool
 	jobs        []*job
 	generations map[uint64]bool // of the pool's allocations
+	heard       map[string]*events.RequestPrefilled
 }
 
 // job is one request at a worker.
@@ -129,6 +131,7 @@ func (x *worker) boot() {
 	x.life = &life{name: x.name}
 	x.epoch = uint64(w.now.UnixMicro())
 	x.jobs, x.registered, x.generations = nil, false, map[uint64]bool{}
+	x.heard = map[string]*events.RequestPrefilled{}
 	pages := decodePages
 	if x.role == events.RolePrefill {
 		pages = prefillPages

@@ -74,6 +74,13 @@ func Run(cfg Config) (result *Result) {
 		result = w.result()
 	}()
 	w.populate()
+	w.run()
+	w.judge()
+	return nil
+}
+
+// run has things happen until nothing is left to, or it takes too long.
+func (w *world) run() {
 	for len(w.due) > 0 && len(w.violations) < 50 {
 		d := heap.Pop(&w.due).(delivery)
 		w.now = d.at
@@ -82,8 +89,6 @@ func Run(cfg Config) (result *Result) {
 			break
 		}
 	}
-	w.judge()
-	return nil
 }
 
 func newWorld(cfg Config) *world {
@@ -127,7 +132,7 @@ func (w *world) populate() {
 	for i := range 2 {
 		w.gateways = append(w.gateways, newGate(w, fmt.Sprintf("gw%d", i+1)))
 	}
-	w.thief = &thief{w: w, life: &life{name: "thief"}, key: keyOf("thief")}
+	w.thief = &thief{w: w, key: keyOf("thief")}
 	for _, x := range w.workers {
 		x.boot()
 	}

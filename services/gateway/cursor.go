@@ -270,7 +270,7 @@ func (c *cursor) object(f func(name string) error) error {
 		return bad("nested too deeply")
 	}
 	defer func() { c.depth-- }()
-	seen := make(map[string]struct{})
+	var seen names
 	for first := true; ; first = false {
 		if first && c.is('}') {
 			return nil
@@ -280,10 +280,13 @@ func (c *cursor) object(f func(name string) error) error {
 			return bad("want the name of a member")
 		}
 		name := string(k)
-		if _, doubled := seen[name]; doubled {
+		switch {
+		case seen.has(k):
 			return within(shown(name), bad("stands twice"))
+		case len(seen.list) == maxMembers: // names cost many times their bytes
+			return bad("holds more than " + strconv.Itoa(maxMembers) + " members")
 		}
-		seen[name] = struct{}{}
+		seen.add(k)
 		if internalField(name) {
 			return &bodyError{field: shown(name), reason: "is internal to the engines and is never taken from a client", forbidden: true}
 		}
@@ -299,6 +302,38 @@ func (c *cursor) object(f func(name string) error) error {
 		case !c.is(','):
 			return bad("want a comma or the end of the object")
 		}
+	}
+}
+
+// names are those of one object so far. A few are compared one by one: most
+// objects have a few, and there may be many objects.
+type names struct {
+	list  [][]byte // they alias the body
+	index map[string]struct{}
+}
+
+func (n *names) has(name []byte) bool {
+	if n.index != nil {
+		_, ok := n.index[string(name)]
+		return ok
+	}
+	for _, k := range n.list {
+		if bytes.Equal(k, name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *names) add(name []byte) {
+	n.list = append(n.list, name)
+	if n.index == nil && len(n.list) == 16 {
+		n.index = make(map[string]struct{}, 64)
+		for _, k := range n.list {
+			n.index[string(k)] = struct{}{}
+		}
+	} else if n.index != nil {
+		n.index[string(name)] = struct{}{}
 	}
 }
 

@@ -1,6 +1,9 @@
 package gateway
 
 import (
+	"context"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -43,6 +46,41 @@ func TestLostNotifications(t *testing.T) {
 				r.post("/v1/completions", completionBody(testPrompt, stream)).wantError(t, http.StatusBadRequest, "context_length_exceeded")
 			})
 		}
+	}
+}
+
+// Output that flows does not hide that the word about it was lost: it may be
+// shown long before the worker falls silent.
+func TestLostTransferredInStream(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{cfg: func(c *Config) { c.Timeouts.Poll = 100 * time.Millisecond }})
+	r.b.lose = func(e events.Type) bool { return e == events.TypeTransferred }
+	shown := make(chan struct{})
+	r.b.script = func(rec *record) {
+		rec.walk()
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for i := 0; ; i++ {
+			rec.send(r.b.decode, i, "x")
+			select {
+			case <-shown:
+				rec.decoded(strings.Repeat("x", i+1), events.FinishStop)
+				return
+			case <-tick.C:
+			}
+			if i == 2000 {
+				t.Error("nothing was shown of an output that flows")
+				rec.append(&events.RequestFailed{Error: *events.NewError(events.CodeDeadline, "too late"), From: events.Transferred, Stage: "decode"})
+				return
+			}
+		}
+	}
+	_, body := r.open(t.Context(), completionBody(testPrompt, true))
+	first, err := body.ReadString('\n')
+	close(shown)
+	rest, _ := io.ReadAll(body)
+	if s := parseStream(t, first+string(rest)); err != nil || !s.done {
+		t.Errorf("stream %+v, %v", s, err)
 	}
 }
 
@@ -180,6 +218,36 @@ func TestStop(t *testing.T) {
 				t.Errorf("cancels %v", c)
 			}
 		}
+	}
+}
+
+// A client that is slow with its body does not make a stop fail.
+func TestStopWithSlowClient(t *testing.T) {
+	t.Parallel()
+	reading := make(chan struct{})
+	srv := NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		close(reading)
+		_, _ = io.Copy(io.Discard, r.Body)
+	}), nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, srv, l, 0, 20*time.Millisecond) }()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"); err != nil {
+		t.Fatal(err)
+	}
+	<-reading
+	stop()
+	if err := <-done; err != nil {
+		t.Errorf("stop: %v", err)
 	}
 }
 

@@ -5,10 +5,11 @@ import "strings"
 // Bounds of fields. OpenAI's own, where it has one.
 const (
 	maxTemperature = 2
-	maxStops       = 16
+	maxStops       = 4
 	maxStopBytes   = 256
 	maxTokensField = 1 << 30
 	maxMessages    = 4096
+	maxMembers     = 4096 // of one object
 )
 
 // internalFields are what engines and routers pass among themselves. A client

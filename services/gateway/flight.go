@@ -35,6 +35,7 @@ type flight struct {
 	lost      *failure // what went missing on the way here
 	outputs   map[string]*output
 	sent      bool // output was taken
+	closed    bool // the call is over: nothing is kept any more
 }
 
 // output is what one worker sent.
@@ -168,7 +169,7 @@ func (f *flight) arrived(worker string, c events.OutputChunk) {
 	g := f.call.g
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.state.Final() && f.state != events.Decoded {
+	if f.closed || f.state.Final() && f.state != events.Decoded {
 		return
 	}
 	if g.cfg.Guards.NoOrigin {
@@ -201,7 +202,9 @@ func (f *flight) arrived(worker string, c events.OutputChunk) {
 		o.text = append(o.text, c.Text...)
 		o.sum.Write(c.Text)
 	}
-	f.call.signal()
+	if f.worker != "" || g.cfg.Guards.NoHold {
+		f.call.signal()
+	} // else nothing of it may be shown, and it must not put off the poll that finds a lost transferred
 }
 
 // anyWorker is whoever came first.
@@ -299,7 +302,7 @@ func (f *flight) lose(why string) progress {
 // part is what a worker may have of the request: nothing once it has ended.
 func (f *flight) part(name string) []byte {
 	f.mu.Lock()
-	final := f.state.Final() || f.lost != nil
+	final := f.closed || f.state.Final() || f.lost != nil
 	f.mu.Unlock()
 	switch {
 	case final:
@@ -316,13 +319,11 @@ func (f *flight) stands() (events.State, string) {
 	return f.state, f.receipt
 }
 
-// close gives back what the flight holds.
+// close gives back what the flight holds. A message that found the flight before
+// it was forgotten may still come.
 func (f *flight) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.state.Final() { // too late for anything more
-		f.state = events.Cancelled
-	}
+	f.closed = true
 	f.discard("")
-	f.outputs = nil
 }

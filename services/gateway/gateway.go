@@ -141,7 +141,7 @@ func (g *Gateway) drain() {
 	case <-g.idle:
 	case <-t.C:
 		close(g.halted)
-		<-g.idle // each one ends within its own cancel timeout
+		<-g.idle // each one ends within its own timeouts, or when [Serve] closes its connection
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -216,6 +217,27 @@ func TestRepeatedPieces(t *testing.T) {
 	}
 	if a := r.post("/v1/completions", completionBody(testPrompt, false)); a.status != http.StatusOK || textOf(t, a.body)[0] != "onetwothree" {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// A message that found its request just before it was forgotten changes nothing.
+func TestMessagesAfterTheEnd(t *testing.T) {
+	for _, d := range []events.Data{nil, &events.RequestDecoded{Worker: "d1", CompletionTokens: 1}, &events.RequestTransferred{Worker: "d1"}} {
+		h := NewHold(HoldConfig{RequestID: "r", Key: []byte("k"), Prompt: []byte("p"), Now: time.Now, Output: time.Second})
+		if d != nil {
+			h.Observe(&events.Event{Data: d}, nil, "1.0")
+		}
+		h.Output("d1", events.OutputChunk{Text: []byte("x"), Tokens: 1})
+		h.f.close()
+		h.Output("d1", events.OutputChunk{Index: 1, Text: []byte("y"), Tokens: 1})
+		h.Observe(&events.Event{Data: &events.RequestTransferred{Worker: "d2"}}, nil, "1.1")
+		h.Observe(&events.Event{Data: &events.RequestDecoded{Worker: "d2"}}, nil, "1.2")
+		if n := h.f.call.g.memory.used.Load(); n != 0 {
+			t.Errorf("%T: %d bytes are kept", d, n)
+		}
+		if h.Part(events.PartPrompt) != nil {
+			t.Errorf("%T: the prompt is served", d)
+		}
 	}
 }
 

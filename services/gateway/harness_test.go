@@ -18,48 +18,70 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"go.uber.org/goleak"
 
 	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/internal/keyring"
 )
 
-var (
-	testBroker *broker.Broker
-	testRing   *keyring.Ring
-	testNames  = make(chan string, 64) // gateways that no test uses
-)
+// testBus is one broker for all tests, which starts when the first one needs it:
+// the workers of a fuzz target do not.
+var testBus struct {
+	once   sync.Once
+	dir    string
+	broker *broker.Broker
+	ring   *keyring.Ring
+	names  chan string // gateways that no test uses
+}
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "gateway")
-		if err != nil {
-			panic(err)
+	code := m.Run()
+	if testBus.broker != nil {
+		testBus.broker.Shutdown()
+	}
+	if testBus.dir != "" {
+		os.RemoveAll(testBus.dir)
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func startBus(t testing.TB) {
+	testBus.once.Do(func() {
+		var err error
+		if testBus.dir, err = os.MkdirTemp("", "gateway"); err != nil {
+			t.Fatal(err)
 		}
-		defer os.RemoveAll(dir)
 		names := keyring.Names{Prefill: []string{"p1"}, Decode: []string{"d1", "d2"}}
-		for i := range cap(testNames) {
+		testBus.names = make(chan string, 64)
+		for i := range cap(testBus.names) {
 			names.Gateways = append(names.Gateways, fmt.Sprintf("gw%d", i))
-			testNames <- names.Gateways[i]
+			testBus.names <- names.Gateways[i]
 		}
-		if testRing, err = keyring.Open(filepath.Join(dir, "keys"), names); err != nil {
-			panic(err)
+		if testBus.ring, err = keyring.Open(filepath.Join(testBus.dir, "keys"), names); err != nil {
+			t.Fatal(err)
 		}
-		testBroker, err = broker.Start(broker.Config{StoreDir: filepath.Join(dir, "nats"), Ring: testRing, Durability: broker.FsyncInterval, Logger: slog.New(slog.DiscardHandler)})
+		testBus.broker, err = broker.Start(broker.Config{StoreDir: filepath.Join(testBus.dir, "nats"), Ring: testBus.ring,
+			Durability: broker.FsyncInterval, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
-			panic(err)
+			t.Fatal(err)
 		}
-		defer testBroker.Shutdown()
-		return m.Run()
-	}())
+	})
+	if testBus.broker == nil {
+		t.Fatal("the broker did not start")
+	}
 }
 
 func testConn(t testing.TB, u keyring.User, more ...nats.Option) *nats.Conn {
 	t.Helper()
-	user, err := testRing.Option(u)
+	user, err := testBus.ring.Option(u)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("", append([]nats.Option{user, testBroker.InProcess(), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0),
+	nc, err := nats.Connect("", append([]nats.Option{user, testBus.broker.InProcess(), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Logf("nats %s: %v", u, err) })}, more...)...)
 	if err != nil {
 		t.Fatal(err)
@@ -127,8 +149,9 @@ type rigConfig struct {
 
 func newRig(t testing.TB, rc rigConfig) *rig {
 	t.Helper()
-	name := <-testNames
-	t.Cleanup(func() { testNames <- name })
+	startBus(t)
+	name := <-testBus.names
+	t.Cleanup(func() { testBus.names <- name })
 	r := &rig{t: t, b: newBackend(t, name), log: new(logBuffer), done: make(chan error, 1), client: &http.Client{Transport: &http.Transport{}}}
 	key, digest := GenerateKey()
 	r.key = key

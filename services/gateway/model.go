@@ -92,7 +92,7 @@ func (g *Gateway) serveReady(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	slices.Sort(models)
-	writeJSON(w, http.StatusOK, map[string]any{"status": "ready", "models": models})
+	writeJSON(w, http.StatusOK, map[string]any{"status": "ok", "models": models})
 }
 
 type modelObject struct {

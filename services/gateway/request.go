@@ -165,7 +165,8 @@ func readContent(c *cursor, content *string) error {
 		*content = string(s)
 		return err
 	}
-	return c.array(func(int) error {
+	var all []byte // a string that grows part by part would be copied once for each
+	err := c.array(func(int) error {
 		var kind, text []byte
 		err := c.object(func(name string) (err error) {
 			switch name {
@@ -186,9 +187,11 @@ func readContent(c *cursor, content *string) error {
 		if err == nil && (kind == nil || text == nil) {
 			err = bad("want a type and a text")
 		}
-		*content += string(text)
+		all = append(all, text...)
 		return err
 	})
+	*content = string(all)
+	return err
 }
 
 func readTokens(c *cursor, v *int) error {

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -61,13 +63,14 @@ func TestBodies(t *testing.T) {
 		completion(`,"n":9`):                                    "n: want an integer from 1 to 8",
 		completion(`,"stop":""`):                                "stop: want 1 to 256 bytes",
 		completion(`,"stop":["a",1]`):                           "stop[1]: want a string",
-		completion(`,"stop":["1","2","3","4","5","6","7","8","9","10","11","12","13","14","15","16","17"]`): "stop[16]: is one more than the limit of 16 sequences",
-		completion(`,"temperature":2.1`):                      "temperature: want a number from 0 to 2",
-		completion(`,"temperature":1e400`):                    "temperature: want a number from 0 to 2",
-		completion(`,"seed":9223372036854775808`):             "seed: want an integer from -9223372036854775808 to 9223372036854775807",
-		completion(`,"stream":1`):                             "stream: want true or false",
-		completion(`,"stream_options":{}`):                    "stream_options: is only allowed with stream",
-		completion(`,"stream":true,"stream_options":{"x":1}`): "stream_options.x: is not known here",
+		completion(`,"stop":["1","2","3","4"]`):                 "",
+		completion(`,"stop":["1","2","3","4","5"]`):             "stop[4]: is one more than the limit of 4 sequences",
+		completion(`,"temperature":2.1`):                        "temperature: want a number from 0 to 2",
+		completion(`,"temperature":1e400`):                      "temperature: want a number from 0 to 2",
+		completion(`,"seed":9223372036854775808`):               "seed: want an integer from -9223372036854775808 to 9223372036854775807",
+		completion(`,"stream":1`):                               "stream: want true or false",
+		completion(`,"stream_options":{}`):                      "stream_options: is only allowed with stream",
+		completion(`,"stream":true,"stream_options":{"x":1}`):   "stream_options.x: is not known here",
 		completion(`,"stream":true,"stream_options":{"include_usage":true,"include_obfuscation":false}`): "",
 		// Taken and left aside.
 		completion(`,"user":"u","top_p":0.5,"presence_penalty":-2,"frequency_penalty":2,"logit_bias":{"5":1},"metadata":{"a":"b"},"store":false,"service_tier":"auto"`): "",
@@ -223,6 +226,9 @@ func strictValue(d *json.Decoder, depth int) bool {
 	}
 	seen := map[string]bool{}
 	for d.More() {
+		if len(seen) == maxMembers {
+			return false
+		}
 		if delim == '{' {
 			name, err := d.Token()
 			if s, ok := name.(string); err != nil || !ok || seen[s] || internalField(s) {
@@ -240,6 +246,39 @@ func strictValue(d *json.Decoder, depth int) bool {
 }
 
 func validText(b []byte) bool { return bytes.Equal(bytes.ToValidUTF8(b, nil), b) }
+
+// A body costs what its bytes cost, whatever it is made of.
+func TestBodyCost(t *testing.T) {
+	many := func(n int, head, tail string, element func(i int) string) string {
+		var b strings.Builder
+		b.WriteString(head)
+		for i := range n {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(element(i))
+		}
+		return b.String() + tail
+	}
+	for name, c := range map[string]struct{ body, want string }{
+		"parts":   {many(20_000, `{"model":"m","messages":[{"role":"user","content":[`, `]}]}`, func(int) string { return `{"type":"text","text":"` + strings.Repeat("x", 26) + `"}` }), ""},
+		"members": {many(100_000, `{"model":"m","messages":[],"logit_bias":{`, `}}`, func(i int) string { return `"` + strconv.Itoa(i) + `":0` }), "logit_bias: holds more than 4096 members"},
+		"doubled": {many(2000, `{"model":"m","messages":[],"logit_bias":{`, `}}`, func(i int) string { return `"` + strconv.Itoa(i%1999) + `":0` }), "logit_bias.0: stands twice"},
+		"objects": {many(100_000, `{"model":"m","messages":[],"metadata":{"a":[`, `]}}`, func(int) string { return `{"a":1,"b":2}` }), "messages: is required"},
+	} {
+		var before, after runtime.MemStats
+		body := []byte(c.body)
+		runtime.ReadMemStats(&before)
+		_, err := parseRequest(body, true, 8)
+		runtime.ReadMemStats(&after)
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, limit := after.TotalAlloc-before.TotalAlloc, uint64(10*len(body)+1<<20); got > limit {
+			t.Errorf("%s: %d bytes were allocated for a body of %d", name, got, len(body))
+		}
+	}
+}
 
 func TestShownNames(t *testing.T) {
 	got := map[string]string{}

@@ -305,6 +305,7 @@ func (d *dispatcher) queued(ctx context.Context, k queueKey) int {
 	defer cancel()
 	c, err := d.js.Consumer(ctx, events.WorkStream, events.WorkConsumer(k.model, k.role))
 	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		delete(d.consumers, k) // somebody deleted it: ensure makes it again
 		d.due.Store(true)
 		return 0
 	}

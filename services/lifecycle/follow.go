@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -49,7 +50,7 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 		// A message was missed, or this replica folded what the log does not have.
 		// The first is mended by following again; the same gap twice is the second.
 		if last != nil && last.seq == g.seq {
-			return g.err
+			return fmt.Errorf("%w; the log lost acknowledged messages, or is not the one that was followed: stop the writers and restore the stream from its backup", g.err)
 		}
 		last = g
 		s.log.Warn("follow the log again", "cause", g.err)

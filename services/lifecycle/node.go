@@ -79,7 +79,13 @@ func (n *node) tick(now time.Time) bool {
 		n.shard.wheel.advance(now, func(id string) { n.overdue(id, now) })
 		n.shard.evict(now)
 	}
-	return n.loop.Stats().Waiting > 0
+	waiting := n.loop.Stats().Waiting > 0
+	if !waiting && n.shard != nil {
+		// Nobody waits, so no next envelope gives back what the last one reserved. If
+		// it still lands, its admissions count by being folded.
+		n.shard.draft.unreserve()
+	}
+	return waiting
 }
 
 func (n *node) applied() uint64 {

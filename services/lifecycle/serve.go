@@ -121,12 +121,15 @@ func (v *front) listen() error {
 	for subject, h := range map[string]nats.MsgHandler{
 		events.ReplicaSubject("*"): func(m *nats.Msg) {
 			name := strings.TrimPrefix(m.Subject, events.ReplicaSubject(""))
-			switch {
+			// Only what a replica says counts. A worker can make the server publish
+			// here, by naming the subject as the reply of a pull: a status without a
+			// payload. Taken for a sign of life, it would give partitions to nobody.
+			switch word := string(m.Data); {
 			case !events.ValidName(name) || name == s.cfg.Name:
-			case string(m.Data) == wordBye:
+			case word == wordBye:
 				s.members.bye(name)
 				v.poke()
-			case s.members.beat(name, s.now()):
+			case word == wordBeat && s.members.beat(name, s.now()):
 				v.poke()
 			}
 		},

@@ -52,6 +52,7 @@ type shard struct {
 	endings []string          // keys of closed, in the order they ended
 	gone    map[[16]byte]bool // ended and shrunk to their ids
 	going   [][16]byte        // keys of gone, oldest first
+	horizon time.Time         // the latest birth of a request that is forgotten altogether
 	unknown *answers          // denials of requests of which nothing is recorded
 	tenants map[string]chain
 	wheel   wheel
@@ -242,7 +243,7 @@ func (s *shard) Fold(e *events.Event, pos events.Position, line []byte) *events.
 	was := x.r.State
 	if err := statemachine.Fold(x.r, e, pos, hash); err != nil {
 		s.svc.alarm("an event of the log is not legal where it stands", "request_id", e.Subject, "position", pos.String(), "err", err)
-		return stray(e, pos, hash)
+		return void(e, pos, hash)
 	}
 	s.moved(x, was, e)
 	if n := len(x.r.Recorded); n > 0 && x.r.Recorded[n-1].N == e.N {
@@ -257,6 +258,16 @@ func stray(e *events.Event, pos events.Position, hash string) *events.Answer {
 	if d, ok := e.Data.(*events.CommandDenied); ok {
 		a.State = d.State
 		a.Denied = &events.Denial{Code: d.Code, Message: d.Message, State: d.State}
+	}
+	return a
+}
+
+// void is the answer of an event that is not legal where it stands: it changed
+// nothing, and its sender must not go on as if it had.
+func void(e *events.Event, pos events.Position, hash string) *events.Answer {
+	a := stray(e, pos, hash)
+	if a.Denied == nil {
+		a.Denied = &events.Denial{Code: events.CodeInternal, Message: "the event is recorded where it is not legal, and does not count"}
 	}
 	return a
 }
@@ -313,7 +324,9 @@ func (s *shard) evict(now time.Time) {
 			break
 		}
 		delete(s.closed, id)
-		if !old {
+		if old {
+			s.horizon = later(s.horizon, born)
+		} else {
 			k := compact(id)
 			s.gone[k] = true
 			s.going = append(s.going, k)
@@ -327,6 +340,7 @@ func (s *shard) evict(now time.Time) {
 			break
 		}
 		delete(s.gone, k)
+		s.horizon = later(s.horizon, bornOf(k))
 		n++
 	}
 	s.going = drop(s.going, n)
@@ -345,13 +359,13 @@ func drop[T any](q []T, n int) []T {
 	return q
 }
 
-// forgotten says whether a request has ended and shrunk to its id.
+// forgotten says whether a request has ended and shrunk to its id, or may have
+// ended and left nothing. The second does not rest on the clock, which may have
+// been set back since: an id that looks fresh again is still not after the last
+// one that was forgotten.
 func (s *shard) forgotten(id string) bool {
-	if len(s.gone) == 0 {
-		return false
-	}
-	_, err := events.RequestTime(id)
-	return err == nil && s.gone[compact(id)]
+	born, err := events.RequestTime(id)
+	return err == nil && (s.gone[compact(id)] || !born.After(s.horizon))
 }
 
 // compact is a request id in 16 bytes; id is a valid one.

@@ -15,14 +15,19 @@ type opsShard struct {
 	svc     *Service
 	machine *statemachine.Machine
 	ops     *statemachine.Ops
+	unknown *answers // denials about subjects of which nothing is recorded
+	facts   statemachine.Facts
 }
 
 func newOpsShard(svc *Service) *opsShard {
-	return &opsShard{svc: svc, machine: statemachine.NewMachine(svc.cfg.Guards), ops: &statemachine.Ops{}}
+	return &opsShard{svc: svc, machine: statemachine.NewMachine(svc.cfg.Guards), ops: &statemachine.Ops{}, unknown: newAnswers(maxUnknown)}
 }
 
 // Recorded returns the recorded answer to an order, while it still counts.
 func (s *opsShard) Recorded(c *events.Command) (*events.Answer, bool) {
+	if s.ops.Subjects[c.Subject].N == 0 {
+		return s.unknown.get(c.Key())
+	}
 	rec, ok := s.ops.Answer(c.Subject, c.Key())
 	if !ok {
 		return nil, false
@@ -46,21 +51,35 @@ func (s *opsShard) Encoded(*events.Event, []byte) {}
 
 // Decide returns the event to append for the order.
 func (s *opsShard) Decide(c *events.Command, now time.Time) *events.Event {
-	data := s.machine.DecideOps(s.ops, c, nil)
+	s.facts.Now = now
+	data := s.machine.DecideOps(s.ops, c, &s.facts)
 	last := s.ops.Subjects[c.Subject]
-	return &events.Event{
-		ID: c.Subject + "." + strconv.Itoa(last.N+1), Source: s.svc.source, Type: data.EventType(), Subject: c.Subject,
-		Time: events.Micros(now), N: last.N + 1, Command: c.Key(), Principal: c.From(), Prev: last.Pos,
-		Traceparent: c.Traceparent, Data: data,
+	e := &events.Event{
+		Source: s.svc.source, Type: data.EventType(), Subject: c.Subject, Time: events.Micros(now),
+		Command: c.Key(), Principal: c.From(), Traceparent: c.Traceparent, Data: data,
 	}
+	if e.Type == events.TypeDenied && last.N == 0 {
+		// The subject is the sender's word. A history for each name that somebody
+		// invents would stay in memory for ever: the denial stands outside of any.
+		e.ID = "denied." + e.Command + "." + s.svc.unique()
+		return e
+	}
+	e.N, e.Prev = last.N+1, last.Pos
+	e.ID = c.Subject + "." + strconv.Itoa(e.N)
+	return e
 }
 
 // Fold applies one stored event and tells the roster.
 func (s *opsShard) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
 	hash := events.Hash(line)
+	if e.N == 0 {
+		a := stray(e, pos, hash)
+		s.unknown.put(e.Command, a)
+		return a
+	}
 	if err := statemachine.FoldOps(s.ops, e, pos, hash); err != nil {
 		s.svc.alarm("an event of operations is not legal where it stands", "subject", e.Subject, "position", pos.String(), "err", err)
-		return stray(e, pos, hash)
+		return void(e, pos, hash)
 	}
 	if e.Type != events.TypeDenied {
 		s.svc.roster.publish(s.ops, e, s.svc.now())

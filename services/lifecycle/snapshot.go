@@ -48,6 +48,7 @@ type snapshotPartition struct {
 	Closed  []snapshotEntry  `json:"closed"` // in the order they ended
 	Gone    []byte           `json:"gone"`   // ids of 16 bytes, oldest first
 	Tenants map[string]chain `json:"tenants"`
+	Horizon time.Time        `json:"horizon,omitzero"`
 }
 
 type snapshotEntry struct {
@@ -124,7 +125,7 @@ func snapshotMAC(key, body []byte) string {
 // copy is the shard's state; the node's lock is held. Payloads are shared: they
 // are never written to after they were folded.
 func (s *shard) copy(applied uint64) snapshotPartition {
-	p := snapshotPartition{Applied: applied, Tenants: make(map[string]chain, len(s.tenants))}
+	p := snapshotPartition{Applied: applied, Tenants: make(map[string]chain, len(s.tenants)), Horizon: s.horizon}
 	for t, c := range s.tenants {
 		p.Tenants[t] = c
 	}
@@ -260,6 +261,7 @@ func parseSnapshot(key, b []byte) (*snapshotFile, error) {
 
 // load takes over what copy gave; the node's lock is held.
 func (s *shard) load(p snapshotPartition) {
+	s.horizon = p.Horizon
 	s.tenants = p.Tenants
 	if s.tenants == nil {
 		s.tenants = map[string]chain{}

@@ -90,7 +90,7 @@ bytes.
 	f.StringVar(&a.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
-		a.requestCommand(), a.incidentCommand(), a.versionCommand(), a.schemasCommand(),
+		a.requestCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 )
 
 // part is something that runs until its context ends.
@@ -59,12 +60,31 @@ func supervise(ctx context.Context, stages ...[]part) error {
 		}
 	}
 	<-failed.Done()
-	for i := len(running) - 1; i >= 0; i-- {
-		running[i].stop()
-		running[i].done.Wait()
+	stop := func() {
+		for i := len(running) - 1; i >= 0; i-- {
+			running[i].stop()
+			running[i].done.Wait()
+		}
 	}
-	if ctx.Err() == nil {
-		return context.Cause(failed)
+	if ctx.Err() != nil {
+		stop()
+		return errors.Join(late...)
 	}
-	return errors.Join(late...)
+	// The part that failed may be what the others need to stop well. They get a
+	// while, and go with the process then, as in a crash.
+	stopped := make(chan struct{})
+	go func() { // ends with the parts, or with the process
+		stop()
+		close(stopped)
+	}()
+	t := time.NewTimer(failureGrace)
+	defer t.Stop()
+	select {
+	case <-stopped:
+	case <-t.C:
+	}
+	return context.Cause(failed)
 }
+
+// failureGrace is how long parts may take to stop after another one failed.
+const failureGrace = 5 * time.Second

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestSuperviseStopsInOrder(t *testing.T) {
@@ -71,4 +73,23 @@ func TestSuperviseLateError(t *testing.T) {
 	if err == nil || err.Error() != "stop: gateway: could not drain" {
 		t.Errorf("error %v", err)
 	}
+}
+
+// TestSuperviseStuck: a part that cannot stop without the one that failed holds
+// up the end of the process for a while only.
+func TestSuperviseStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		defer close(release)
+		begin := time.Now()
+		err := supervise(t.Context(),
+			[]part{{"nats", func(context.Context) error { return errors.New("disk full") }}},
+			[]part{{"worker p1", func(ctx context.Context) error { <-ctx.Done(); <-release; return nil }}})
+		if err == nil || err.Error() != "nats: disk full" {
+			t.Errorf("error %v", err)
+		}
+		if took := time.Since(begin); took != failureGrace {
+			t.Errorf("after %v, want %v", took, failureGrace)
+		}
+	})
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
@@ -476,7 +477,20 @@ func TestF27_ClientGoneDuringATransfer(t *testing.T) {
 }
 
 func TestF28_NATSWithoutJetStream(t *testing.T) {
-	plain, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
+	dir := filepath.Join(t.TempDir(), "keys")
+	ring, err := keyring.Open(dir, keyring.Names{Gateways: []string{"gw1"}, Prefill: []string{"p1"}, Decode: []string{"d1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := &server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true}
+	for _, u := range []keyring.User{keyring.LifecycleLog, keyring.LifecycleBus} {
+		key, err := ring.PublicKey(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		options.Nkeys = append(options.Nkeys, &server.NkeyUser{Nkey: key})
+	}
+	plain, err := server.NewServer(options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -486,16 +500,61 @@ func TestF28_NATSWithoutJetStream(t *testing.T) {
 	if !plain.ReadyForConnections(patience) {
 		t.Fatal("the server does not start")
 	}
-	dir := filepath.Join(t.TempDir(), "keys")
-	if _, err := keyring.Open(dir, keyring.Names{Gateways: []string{"gw1"}, Prefill: []string{"p1"}, Decode: []string{"d1"}}); err != nil {
-		t.Fatal(err)
-	}
 	var out, errOut strings.Builder
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	code := run(ctx, []string{"lifecycle", "--data", t.TempDir(), "--keys", dir, "--nats-url", plain.ClientURL()}, strings.NewReader(""), &out, &errOut, nil)
-	lines := strings.Split(strings.TrimSpace(errOut.String()), "\n")
-	if last := lines[len(lines)-1]; code != exitFailure || !strings.Contains(last, "JetStream") {
-		t.Errorf("exit code %d: %s", code, &errOut)
+	message := strings.TrimSpace(errOut.String())
+	if code != exitFailure || strings.Count(message, "\n") != 0 || !strings.Contains(message, "JetStream") || ctx.Err() != nil {
+		t.Errorf("exit code %d: %s", code, message)
+	}
+	t.Log(message)
+}
+
+// TestF29_SubjectsDoNotGrowWithRequests: a server holds every subject of a stream
+// in memory.
+func TestF29_SubjectsDoNotGrowWithRequests(t *testing.T) {
+	s := newSystem(4)
+	s.concurrency = 16
+	eng, err := engine.New(s.engine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := 100
+	if underRace {
+		requests = 30
+	}
+	var orders []order
+	for i := range requests {
+		orders = append(orders, order{tenant: s.names[i%4], prompt: records(i, 50), most: 4})
+	}
+	subjects := 0
+	log := s.run(t, func(ctx context.Context) error {
+		if err := s.together(ctx, 32, orders, s.right(eng)); err != nil {
+			return err
+		}
+		nc, err := s.dial(ctx, keyring.Admin)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		js, err := jetstream.New(nc)
+		if err != nil {
+			return err
+		}
+		stream, err := js.Stream(ctx, events.LogStream)
+		if err != nil {
+			return err
+		}
+		info, err := stream.Info(ctx, jetstream.WithSubjectFilter(">"))
+		if err != nil {
+			return err
+		}
+		subjects = len(info.State.Subjects)
+		return nil
+	})
+	s.clean(t, log, requests)
+	if subjects < 2 || subjects > log.partitions+1 {
+		t.Errorf("the log has %d subjects after %d requests, with %d partitions", subjects, requests, log.partitions)
 	}
 }

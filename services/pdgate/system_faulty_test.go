@@ -42,6 +42,9 @@ func TestFaultyThousand(t *testing.T) {
 	if testing.Short() {
 		oversized = 150
 	}
+	if underRace {
+		oversized = 60
+	}
 	for _, c := range []struct {
 		name    string
 		change  func(*system)

@@ -25,7 +25,6 @@ import (
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/internal/natsclient"
 	"github.com/pdgate/pdgate/services/gateway"
-	"github.com/pdgate/pdgate/services/lifecycle/client"
 	"github.com/pdgate/pdgate/statemachine"
 )
 
@@ -118,7 +117,9 @@ func (s *system) run(t *testing.T, use func(ctx context.Context) error) *record 
 	s.dir = t.TempDir()
 	files := openFiles(t)
 	goroutines := goleak.IgnoreCurrent()
-	s.web = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}
+	// Connections that wait are given up before the server does so: a request that
+	// goes out on one at that moment would fail.
+	s.web = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, IdleConnTimeout: 2 * time.Second}}
 	err := s.stack.run(t.Context(), func(ctx context.Context, e endpoints) (err error) {
 		s.endpoints = e
 		if s.secret, err = e.ring.DigestSecret(); err != nil {
@@ -209,15 +210,6 @@ func (s *system) settled(ctx context.Context) error {
 	})
 }
 
-// operator opens a client that may cancel. It lives as long as ctx.
-func (s *system) operator(ctx context.Context) (*client.Client, error) {
-	c, done, err := operator(ctx, s.endpoints)
-	if err == nil {
-		context.AfterFunc(ctx, done)
-	}
-	return c, err
-}
-
 // record is the log as the admin reads it.
 type record struct {
 	envelopes  []*events.Envelope
@@ -302,31 +294,6 @@ func (r *record) add(env *events.Envelope) error {
 		}
 		return nil
 	})
-}
-
-// open lists requests that are not final, or hold pages.
-func (r *record) open() (ids []string) {
-	for id, all := range r.byRequest {
-		var state events.State = events.New
-		held := 0
-		for _, e := range all {
-			if to, legal := statemachine.Next(state, e.Type); legal {
-				state = to
-			}
-			switch e.Data.(type) {
-			case *events.RequestPrefilled:
-				held++
-			case *events.TransferGranted:
-				held++
-			case *events.RequestReleased:
-				held--
-			}
-		}
-		if !state.Final() || held > 0 {
-			ids = append(ids, id)
-		}
-	}
-	return ids
 }
 
 // has returns the request's events of a type.

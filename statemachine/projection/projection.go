@@ -10,7 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	_ "modernc.org/sqlite" // the driver, in pure Go
+	"modernc.org/sqlite" // also the driver, in pure Go
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -27,8 +28,9 @@ type Config struct {
 // any time.
 type Projection struct {
 	cfg     Config
-	db      *sql.DB // reads; and writes, from Run's goroutine only
+	db      atomic.Pointer[sql.DB] // reads; and writes, from Run's goroutine only
 	applied atomic.Uint64
+	damaged chan struct{} // holds a token when a read found the file damaged
 }
 
 // Follow hands over every envelope from stream sequence next on, in order, until
@@ -50,18 +52,58 @@ func Open(ctx context.Context, cfg Config) (*Projection, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Projection{cfg: cfg}
+	p := &Projection{cfg: cfg, damaged: make(chan struct{}, 1)}
 	err := p.open(ctx)
 	if err != nil && cfg.Path != "" && ctx.Err() == nil {
-		cfg.Logger.Warn("read side is made anew", "cause", err)
-		if err = remove(cfg.Path); err == nil {
-			err = p.open(ctx)
-		}
+		err = p.anew(ctx, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("projection: %w", err)
 	}
 	return p, nil
+}
+
+// anew replaces the file by an empty one. Who reads meanwhile reads the old one
+// to the end, or gets an error.
+func (p *Projection) anew(ctx context.Context, cause error) error {
+	p.cfg.Logger.Warn("read side is made anew", "cause", cause)
+	if err := remove(p.cfg.Path); err != nil {
+		return err
+	}
+	was := p.db.Load()
+	if err := p.open(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-p.damaged: // the old one was
+	default:
+	}
+	if was != nil {
+		return was.Close()
+	}
+	return nil
+}
+
+// corrupt says whether SQLite found its file damaged. It finds a damaged page
+// when it comes to it, which may be long after the file was opened.
+func corrupt(err error) bool {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	code := e.Code() & 0xff // the rest is detail
+	return code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB
+}
+
+// noteDamage has Run make a damaged file anew, when a read met the damage.
+func (p *Projection) noteDamage(err error) error {
+	if corrupt(err) {
+		select {
+		case p.damaged <- struct{}{}:
+		default:
+		}
+	}
+	return err
 }
 
 // version is the schema's. Another one in a file means that the file is made
@@ -125,7 +167,7 @@ func (p *Projection) open(ctx context.Context) error {
 	if err := p.load(ctx, db); err != nil {
 		return errors.Join(err, db.Close())
 	}
-	p.db = db
+	p.db.Store(db)
 	return nil
 }
 
@@ -190,7 +232,7 @@ func (p *Projection) Check(ctx context.Context, mac func(ctx context.Context, se
 		return nil
 	}
 	var have string
-	if err := p.db.QueryRowContext(ctx, "SELECT mac FROM meta").Scan(&have); err != nil {
+	if err := p.db.Load().QueryRowContext(ctx, "SELECT mac FROM meta").Scan(&have); err != nil {
 		return fmt.Errorf("projection: read position: %w", err)
 	}
 	want, err := mac(ctx, seq)
@@ -203,7 +245,7 @@ func (p *Projection) Check(ctx context.Context, mac func(ctx context.Context, se
 
 // Rebuild forgets every row; Run reads the log from the start. Not while Run runs.
 func (p *Projection) Rebuild(ctx context.Context) error {
-	tx, err := p.db.BeginTx(ctx, nil)
+	tx, err := p.db.Load().BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("projection: rebuild: %w", err)
 	}
@@ -222,7 +264,7 @@ func (p *Projection) Rebuild(ctx context.Context) error {
 
 // Close closes the database. Run must have ended.
 func (p *Projection) Close() error {
-	if err := p.db.Close(); err != nil {
+	if err := p.db.Load().Close(); err != nil {
 		return fmt.Errorf("projection: close: %w", err)
 	}
 	return nil

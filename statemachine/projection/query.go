@@ -13,12 +13,12 @@ import (
 
 // Get returns one request's row.
 func (p *Projection) Get(ctx context.Context, id string) (events.RequestView, bool, error) {
-	v, err := scan(p.db.QueryRowContext(ctx, "SELECT "+columns+" FROM request WHERE id = ?", id))
+	v, err := scan(p.db.Load().QueryRowContext(ctx, "SELECT "+columns+" FROM request WHERE id = ?", id))
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return events.RequestView{}, false, nil
 	case err != nil:
-		return events.RequestView{}, false, fmt.Errorf("projection: get: %w", err)
+		return events.RequestView{}, false, fmt.Errorf("projection: get: %w", p.noteDamage(err))
 	}
 	return v, true, nil
 }
@@ -71,15 +71,15 @@ func (p *Projection) List(ctx context.Context, q events.ListQuery) (View, error)
 	args = append(args, limit+1)
 
 	view := View{Applied: p.applied.Load()}
-	rows, err := p.db.QueryContext(ctx, query, args...)
+	rows, err := p.db.Load().QueryContext(ctx, query, args...)
 	if err != nil {
-		return View{}, fmt.Errorf("projection: list: %w", err)
+		return View{}, fmt.Errorf("projection: list: %w", p.noteDamage(err))
 	}
 	defer rows.Close()
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
-			return View{}, fmt.Errorf("projection: list: %w", err)
+			return View{}, fmt.Errorf("projection: list: %w", p.noteDamage(err))
 		}
 		if len(view.Requests) == limit {
 			view.Next = view.Requests[limit-1].RequestID
@@ -88,7 +88,7 @@ func (p *Projection) List(ctx context.Context, q events.ListQuery) (View, error)
 		view.Requests = append(view.Requests, v)
 	}
 	if err := rows.Err(); err != nil {
-		return View{}, fmt.Errorf("projection: list: %w", err)
+		return View{}, fmt.Errorf("projection: list: %w", p.noteDamage(err))
 	}
 	return view, nil
 }

@@ -11,8 +11,24 @@ import (
 
 // Run follows the log and keeps the rows up to date until ctx ends, which is no
 // error. The follower is held back while a batch is written, so the read side
-// never queues more than one batch, however far it is behind.
+// never queues more than one batch, however far it is behind. A file that turns
+// out to be damaged is made anew, and the log is read from its start.
 func (p *Projection) Run(ctx context.Context, follow Follow) error {
+	for {
+		err := p.run(ctx, follow)
+		if ctx.Err() != nil || p.cfg.Path == "" || !errors.Is(err, errDamaged) && !corrupt(err) {
+			return err
+		}
+		if err := p.anew(ctx, err); err != nil {
+			return fmt.Errorf("projection: %w", err)
+		}
+	}
+}
+
+// errDamaged means that a read found the file damaged.
+var errDamaged = errors.New("a read found the file damaged")
+
+func (p *Projection) run(ctx context.Context, follow Follow) error {
 	// The writer gets whole envelopes through a channel: a batch is closed by its
 	// size or by time, and the follower's handler alone cannot see time pass.
 	in := make(chan *events.Envelope)
@@ -54,6 +70,8 @@ func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done
 			// What is in the batch is read again at the next start; a clean stop
 			// need not wait for a disk.
 			return nil
+		case <-p.damaged:
+			return errDamaged
 		case err := <-done:
 			done <- err
 			return errors.Join(p.commit(ctx, b), err)
@@ -166,7 +184,7 @@ func (p *Projection) commit(ctx context.Context, b *batch) error {
 	if b.envelopes == 0 {
 		return nil
 	}
-	tx, err := p.db.BeginTx(ctx, nil)
+	tx, err := p.db.Load().BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("projection: begin: %w", err)
 	}

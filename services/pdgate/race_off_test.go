@@ -1,0 +1,6 @@
+//go:build !race
+
+package main
+
+// underRace: see the other file.
+const underRace = false
