@@ -152,7 +152,7 @@ func (w *Worker) sweep(ctx context.Context, due []*job) {
 // ask brings one job up to date with the lifecycle's view. What the view lacks
 // does not count: it may be behind.
 func (w *Worker) ask(ctx context.Context, j *job) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	v, err := w.cfg.Lifecycle.Get(ctx, j.work.RequestID)
 	if err != nil {
@@ -179,7 +179,7 @@ func (w *Worker) confirm(ctx context.Context, stop context.CancelCauseFunc) {
 	if busy {
 		return
 	}
-	c, cancel := context.WithTimeout(ctx, 2*time.Second)
+	c, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	var denial *events.Denial
 	if errors.As(w.register(c), &denial) {

@@ -20,6 +20,7 @@ import (
 type Lifecycle interface {
 	Do(ctx context.Context, c *events.Command) (*events.Answer, error)
 	Get(ctx context.Context, requestID string) (*events.RequestView, error)
+	Info(ctx context.Context) (*events.InfoView, error)
 	Heartbeat(b events.Heartbeat) error
 }
 
@@ -111,10 +112,11 @@ const (
 	drainTime     = 2 * time.Second        // for transfers of a request that is transferred already
 	misfitDelay   = 100 * time.Millisecond // before work that this pool can never hold comes again
 	tryAgain      = time.Second            // before work that could not be done comes again
+	askTime       = 2 * time.Second        // for an answer that can be done without
 )
 
-// Work that a pool can never hold is given back so often before the request
-// ends; so many are remembered.
+// Work that a pool can never hold is given back so often before the lifecycle is
+// asked whether another one holds it; so many are remembered.
 const (
 	misfitTries = 3
 	maxMisfits  = 1024

@@ -267,6 +267,60 @@ func TestTooLargeForThePool(t *testing.T) {
 	}
 }
 
+// A prompt that is too long for one worker waits for the one that was counted on
+// when it was admitted, however long that one is busy.
+func TestTooLargeForOneOfTwo(t *testing.T) {
+	for name, limit := range map[string]func(w *world) *node{
+		"pool": func(w *world) *node { return w.start(events.RolePrefill, "p1", newEngine(w.t, engine.Config{}), 4) },
+		"engine": func(w *world) *node {
+			return w.start(events.RolePrefill, "p1", newEngine(w.t, engine.Config{MaxInputTokens: 256}), 50)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { tooLargeForOneOfTwo(t, limit) })
+	}
+}
+
+func tooLargeForOneOfTwo(t *testing.T, startSmall func(w *world) *node) {
+	w := newWorld(t, statemachine.Guards{})
+	e := newEngine(t, engine.Config{})
+	busy, release := make(chan struct{}, 2), make(chan struct{})
+	slow := &hooked{Engine: e}
+	slow.prefill = func(ctx context.Context, job engine.PrefillJob) (engine.Prefilled, error) {
+		busy <- struct{}{}
+		<-release
+		return e.Prefill(ctx, job)
+	}
+	large := w.start(events.RolePrefill, "p2", slow, 50, func(c *Config) { c.Concurrency = 1 })
+	w.start(events.RoleDecode, "d1", e, 50)
+	first := w.submit(quiz("x", "y", 1000), events.Sampling{MaxTokens: 4})
+	<-busy
+	small := startSmall(w)
+	second := w.submit(quiz("x", "z", 1000), events.Sampling{MaxTokens: 4})
+	for limit := time.Now().Add(10 * time.Second); small.Stats().GivenBack < 2*misfitTries && !w.request(second.id).State.Final(); {
+		if time.Now().After(limit) {
+			t.Fatalf("%+v", small.Stats())
+		}
+		pause(t.Context(), 5*time.Millisecond)
+	}
+	// Work that nobody wants any more does not go round for that long.
+	third := w.submit(quiz("x", "z", 1000), events.Sampling{MaxTokens: 4})
+	w.cancel(third.id)
+	for limit := time.Now().Add(10 * time.Second); !w.queues[events.RolePrefill].settled(third.id); {
+		if time.Now().After(limit) {
+			t.Fatal("the work of a cancelled request goes round")
+		}
+		pause(t.Context(), 5*time.Millisecond)
+	}
+	close(release)
+	for _, c := range []*call{first, second} {
+		if r := w.wait(c); r.State != events.Decoded {
+			t.Errorf("%s, %v", r.State, r.Error)
+		}
+	}
+	large.idle()
+	small.idle()
+}
+
 // What goes wrong in an engine, a gateway or on the way becomes a failure with
 // its code; nothing leaks, and nothing that an error says is a client's text.
 func TestFailureCodes(t *testing.T) {

@@ -30,7 +30,7 @@ func (w *Worker) reserve(ctx, taking context.Context, j *job, tokens int) (*kvpo
 }
 
 // tooLarge is for work that this pool can never hold. A worker of the model with
-// a larger one may take it; where it keeps coming back here, there is none, and
+// a larger one may take it; where it keeps coming back here and there is none,
 // a prompt gets the answer that an engine would give.
 func (w *Worker) tooLarge(ctx context.Context, j *job, tokens int) outcome {
 	w.mu.Lock()
@@ -44,10 +44,42 @@ func (w *Worker) tooLarge(ctx context.Context, j *job, tokens int) outcome {
 	}
 	w.mu.Unlock()
 	err := events.ContextExceeded("KV pool of the "+string(w.cfg.Role)+" worker", tokens, w.cfg.Pool.Stats().Pages*w.info.PageTokens)
-	if n < misfitTries || w.cfg.Role != events.RolePrefill {
+	switch {
+	case n < misfitTries || w.cfg.Role != events.RolePrefill:
 		return retry(misfitDelay, err)
+	case w.elsewhere(ctx, tokens):
+		return w.leaveIt(ctx, j, err)
 	}
 	return w.reject(ctx, j, err)
+}
+
+// leaveIt gives work back to a worker that takes it, which may be busy for a
+// while. Work of a request that has ended does not come again.
+func (w *Worker) leaveIt(ctx context.Context, j *job, why error) outcome {
+	c, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	w.check(c, j)
+	if ctx.Err() != nil {
+		return w.halted(ctx, why)
+	}
+	return retry(misfitDelay, why)
+}
+
+// elsewhere says whether some live prefill worker takes a prompt that is too
+// long for this one. Where the lifecycle does not say, it may be so.
+func (w *Worker) elsewhere(ctx context.Context, tokens int) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	v, err := w.cfg.Lifecycle.Info(ctx)
+	if err != nil {
+		return true
+	}
+	for _, m := range v.Models {
+		if m.Model == w.cfg.Model {
+			return tokens <= m.MaxInputTokens
+		}
+	}
+	return false
 }
 
 // stale says whether the lifecycle's view of a request rules out that this

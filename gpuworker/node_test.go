@@ -170,6 +170,16 @@ func (n *nodeLifecycle) Get(_ context.Context, id string) (*events.RequestView, 
 	return n.w.get(id)
 }
 
+func (n *nodeLifecycle) Info(context.Context) (*events.InfoView, error) {
+	if n.severed.Load() {
+		return nil, errSevered
+	}
+	n.w.mu.Lock()
+	defer n.w.mu.Unlock()
+	_, f := n.w.ops.Admission(model, func(string, uint64) bool { return true })
+	return &events.InfoView{Models: []events.ModelView{{Model: model, MaxInputTokens: f.MaxInputTokens}}}, nil
+}
+
 func (n *nodeLifecycle) Heartbeat(b events.Heartbeat) error {
 	n.beats.Add(1)
 	if b.Epoch == 0 || b.Model != model {

@@ -1,6 +1,7 @@
 package gpuworker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -15,6 +16,10 @@ const stagePrefill = "prefill"
 
 // prefill computes one prompt's KV and reports it.
 func (w *Worker) prefill(ctx, taking context.Context, j *job, pass func()) outcome {
+	if most := cmp.Or(w.info.MaxInputTokens, w.info.ContextTokens); j.work.PromptTokens > most && w.elsewhere(ctx, j.work.PromptTokens) {
+		// Where there is no such worker, the engine says no itself.
+		return w.leaveIt(ctx, j, events.ContextExceeded("prompt", j.work.PromptTokens, most))
+	}
 	alloc, out := w.reserve(ctx, taking, j, j.work.PromptTokens)
 	if alloc == nil {
 		return out

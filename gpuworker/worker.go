@@ -99,8 +99,12 @@ func (w *Worker) Run(ctx context.Context) error {
 		defer func() { stopPlane(); <-served }()
 	}
 	if err := w.register(ctx); err != nil {
-		if ctx.Err() != nil {
+		var denial *events.Denial
+		switch {
+		case ctx.Err() != nil:
 			return nil
+		case errors.As(err, &denial) && denial.Code == events.CodeWorkerEpoch:
+			return fmt.Errorf("%w: a worker of this name started later, by its clock: stop it, or set the clock of this machine", err)
 		}
 		return err
 	}
@@ -245,12 +249,16 @@ func (w *Worker) await(ctx context.Context, d time.Duration) {
 	}
 }
 
+// departTime bounds the last word of a worker that stops. Where nobody hears it,
+// the lifecycle finds out by the silence.
+const departTime = 3 * time.Second
+
 // depart tells the lifecycle that this life is over, unless it said so itself.
 func (w *Worker) depart(ctx context.Context, err error) {
 	if errors.Is(err, ErrGone) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*w.cfg.Grace)
+	ctx, cancel := context.WithTimeout(ctx, min(2*w.cfg.Grace, departTime))
 	defer cancel()
 	_, derr := w.cfg.Lifecycle.Do(ctx, &events.Command{Type: events.CmdLeave, Subject: w.cfg.Name,
 		Data: &events.Leave{Epoch: w.epoch, Reason: "shutdown"}})

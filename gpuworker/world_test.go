@@ -505,6 +505,13 @@ func (q *queue) take(holder string) *delivery {
 	return nil
 }
 
+// settled says whether all work of a request is acknowledged.
+func (q *queue) settled(id string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !slices.ContainsFunc(q.items, func(d *delivery) bool { return d.work.RequestID == id && !d.acked })
+}
+
 // empty waits until all work is acknowledged.
 func (q *queue) empty(t *testing.T) {
 	t.Helper()

@@ -40,7 +40,7 @@ var denials = slices.Concat(
 	},
 	fromWorker(events.CmdGrant),
 	[]DenialRow{
-		{events.CmdGrant, events.CodeGrantEpoch, "grant_epoch is not last + 1"},
+		{events.CmdGrant, events.CodeGrantEpoch, "grant_epoch is not last + 1, or is above 32"},
 		{events.CmdGrant, events.CodeLeaseOver, "the KV's lease is over"},
 		{events.CmdGrant, events.CodePageOwner, "the owner has released the KV"},
 		{events.CmdGrant, events.CodeIncompatible, "the page layouts differ"},

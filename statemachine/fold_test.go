@@ -184,6 +184,32 @@ func TestRecordedIsBounded(t *testing.T) {
 	w.clean()
 }
 
+// TestGrantsAreBounded lets a worker ask for grant after grant, each into pages
+// of its own: what the request holds and answers stays small, and what was
+// carried out before finds its answer.
+func TestGrantsAreBounded(t *testing.T) {
+	w := newWorld(t, Guards{})
+	w.must(id1, whole[:2]...)
+	ask := func(epoch int) events.Data {
+		d := w.grantData()
+		d.GrantEpoch, d.Pages = epoch, runs(0, 8, uint64(epoch))
+		return w.do(id1, events.RoleDecode, "d1", d)
+	}
+	for i := range maxGrants {
+		w.want("", ask(i+1))
+	}
+	for i := range 2 * maxRecorded {
+		w.want(events.CodeGrantEpoch, ask(maxGrants+1+i))
+	}
+	r := w.requests[id1]
+	if len(r.Held) != maxGrants+1 || len(r.Recorded) != maxRecorded {
+		t.Errorf("%d holdings and %d answers are kept", len(r.Held), len(r.Recorded))
+	}
+	if _, ok := r.Answer(command(id1, events.RoleGateway, "gw1", w.admitData()).Key()); !ok {
+		t.Error("the admission's answer is gone")
+	}
+}
+
 // TestHoldings checks who holds pages after two grants to two reservations.
 func TestHoldings(t *testing.T) {
 	w := newWorld(t, Guards{})

@@ -96,6 +96,11 @@ func (m *Machine) until(d time.Duration) time.Time {
 	return earlier(t, m.r.Deadline)
 }
 
+// maxGrants bounds the grants of one request. Each may leave a reservation in
+// the aggregate, and each is an answer that is kept: a worker that asks in a loop
+// must fill neither.
+const maxGrants = 32
+
 // grant allows one pull of the KV to one life of one decode worker.
 func (m *Machine) grant(d *events.GrantTransfer) (events.Data, *refusal) {
 	r, now, p := m.r, m.f.Now, m.r.Prefill
@@ -116,6 +121,8 @@ func (m *Machine) grant(d *events.GrantTransfer) (events.Data, *refusal) {
 		return nil, no
 	case d.GrantEpoch != last+1:
 		return nil, refuse(events.CodeGrantEpoch, "grant_epoch is not the one after the last").numbers(int64(last)+1, int64(d.GrantEpoch))
+	case last >= maxGrants:
+		return nil, refuse(events.CodeGrantEpoch, "the KV was granted too often").numbers(maxGrants, int64(d.GrantEpoch))
 	case !m.guards.NoLease && !now.Before(p.Lease):
 		return nil, refuse(events.CodeLeaseOver, "the lease of the KV is over").times(p.Lease, now)
 	}

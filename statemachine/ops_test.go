@@ -2,6 +2,7 @@ package statemachine
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -83,6 +84,31 @@ func TestEpochsOnlyGrow(t *testing.T) {
 	w.want(events.CodeWorkerEpoch, w.register(events.RolePrefill, "p1", 11, nil))
 	w.want("", w.register(events.RolePrefill, "p1", 12, nil))
 	w.clean()
+}
+
+// TestEpochsAreOfTheClock: an epoch ahead of the clock would shut out every life
+// after it.
+func TestEpochsAreOfTheClock(t *testing.T) {
+	w := newWorld(t, Guards{})
+	var content events.Register
+	w.register(events.RolePrefill, "p9", 60, func(d *events.Register) { content = *d })
+	limit := uint64(w.now.Add(maxEpochAhead).UnixMicro())
+	for _, c := range []struct {
+		epoch uint64
+		now   time.Time
+		want  events.Code
+	}{
+		{1, w.now, ""},
+		{limit, w.now, ""},
+		{limit + 1, w.now, events.CodeWorkerEpoch},
+		{1<<64 - 1, w.now, events.CodeWorkerEpoch},
+		{1, time.Unix(-1000, 0), events.CodeWorkerEpoch},
+		{1<<64 - 1, time.Time{}, ""}, // no clock was given
+	} {
+		d := content
+		d.Epoch = c.epoch
+		w.want(c.want, w.m.DecideOps(nil, command("p9", events.RolePrefill, "p9", &d), &Facts{Now: c.now}))
+	}
 }
 
 // TestOpsAnswers: an order that comes again on purpose is carried out again, one

@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,9 @@ func History(ctx context.Context, r Reader, pos events.Position) ([]Record, erro
 				return nil, fmt.Errorf("%w: event %s of %s follows %s of %s", ErrHistory, newer.ID, newer.Subject, e.ID, e.Subject)
 			}
 		}
-		out = append(out, Record{Event: e, Pos: pos, Line: line})
+		// A copy: the line would keep its whole envelope in memory, which holds
+		// hundreds of other requests' events.
+		out = append(out, Record{Event: e, Pos: pos, Line: bytes.Clone(line)})
 		switch prev := e.Prev; {
 		case prev.IsZero() && e.N > 1:
 			return nil, fmt.Errorf("%w: event %s names no event before it", ErrHistory, e.ID)

@@ -1,6 +1,7 @@
 package journal_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -161,6 +162,33 @@ func TestHistoryRefuses(t *testing.T) {
 	}
 	if _, err := journal.History(t.Context(), fakeReader{9: loopLine(t)}, pos); !errors.Is(err, journal.ErrHistory) || !strings.Contains(err.Error(), "as the one before") {
 		t.Errorf("an event that names itself as the one before: %v", err)
+	}
+}
+
+// keeper hands out its own buffer.
+type keeper []byte
+
+func (k keeper) Read(context.Context, uint64) (*events.Envelope, error) {
+	return &events.Envelope{Seq: 10, Lines: k}, nil
+}
+
+// A history keeps its lines and not the envelopes that they came in.
+func TestHistoryCopiesLines(t *testing.T) {
+	b, err := events.Append(nil, &events.Event{
+		ID: "01890a5d-ac96-774b-bcce-b302099a8057.1", Source: "/pdgate/lifecycle/lc1", Subject: "01890a5d-ac96-774b-bcce-b302099a8057",
+		Type: events.TypeCancelled, N: 1, Data: &events.RequestCancelled{Reason: events.CodeClientGone, From: events.Admitted},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := keeper(append(bytes.Clone(b), '\n'))
+	rs, err := journal.History(t.Context(), lines, events.Position{Seq: 10})
+	if err != nil || len(rs) != 1 {
+		t.Fatalf("%d records, %v", len(rs), err)
+	}
+	clear(lines)
+	if !bytes.Equal(rs[0].Line, b) {
+		t.Error("the record lies in the envelope's memory")
 	}
 }
 

@@ -235,3 +235,20 @@ func TestTextHoldsNoSecret(t *testing.T) {
 		}
 	}
 }
+
+// An IPv6 address has colons of its own.
+func TestListenIPv6(t *testing.T) {
+	l, err := net.Listen("tcp", "[::1]:0")
+	if err != nil {
+		t.Skip("no IPv6 loopback here")
+	}
+	l.Close()
+	b, err := Start(Config{StoreDir: t.TempDir(), Host: "::1", Port: -1, Ring: openRing(t), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Shutdown)
+	if !strings.HasPrefix(b.ClientURL(), "nats://[::1]:") {
+		t.Errorf("clients connect to %q", b.ClientURL())
+	}
+}

@@ -3,6 +3,7 @@ package broker
 import (
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -73,7 +74,7 @@ func (c Config) Text() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("store directory: %w", err)
 	}
-	fmt.Fprintf(&b, "listen: %s\n", quote(c.Host+":"+strconv.Itoa(c.Port)))
+	fmt.Fprintf(&b, "listen: %s\n", quote(net.JoinHostPort(c.Host, strconv.Itoa(c.Port))))
 	b.WriteString("jetstream {\n  store_dir: " + quote(store) + "\n  max_memory_store: 256MB\n")
 	if c.Durability == FsyncAlways {
 		b.WriteString("  sync_interval: always\n")

@@ -97,6 +97,9 @@ func (r *Ring) writePublic(name string, key ed25519.PublicKey) error {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
 	path := filepath.Join(r.dir, name)
+	if have, err := r.readPublic(name); err == nil && have.Equal(key) {
+		return nil
+	}
 	err = writeOnce(path, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o644)
 	if !errors.Is(err, fs.ErrExist) {
 		return err

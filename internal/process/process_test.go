@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -55,6 +56,9 @@ func runTests(m *testing.M) int {
 func pdgate(t *testing.T) string {
 	t.Helper()
 	bin.once.Do(func() {
+		if bin.err = readSources(); bin.err != nil {
+			return
+		}
 		if bin.dir, bin.err = os.MkdirTemp("", "pdgate-process-"); bin.err != nil {
 			return
 		}
@@ -67,6 +71,18 @@ func pdgate(t *testing.T) string {
 		t.Fatal(bin.err)
 	}
 	return filepath.Join(bin.dir, "pdgate")
+}
+
+// readSources looks at every directory of the module. The go command keeps a test's
+// result for as long as what the test itself has looked at stays the same, and
+// would not know that the binary depends on the rest.
+func readSources() error {
+	return filepath.WalkDir(filepath.Join("..", ".."), func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != ".." {
+			return filepath.SkipDir
+		}
+		return err
+	})
 }
 
 // spawn takes the starts of processes to one thread that lives as long as the
@@ -88,6 +104,7 @@ type proc struct {
 	done chan struct{} // closed when it has ended
 	err  error         // how it ended; to be read after done
 
+	quiet          bool // a failure elsewhere is none of its business
 	stdout, stderr tail
 }
 
@@ -117,6 +134,12 @@ func (o *tail) String() string {
 // start runs a program until it ends by itself or the test does.
 func start(t *testing.T, env []string, name string, command ...string) *proc {
 	t.Helper()
+	return startWith(t, nil, env, name, command...)
+}
+
+// startWith is start with a last word about the command.
+func startWith(t *testing.T, change func(*exec.Cmd), env []string, name string, command ...string) *proc {
+	t.Helper()
 	p := &proc{name: name, done: make(chan struct{})}
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = &p.stdout, &p.stderr
@@ -124,6 +147,9 @@ func start(t *testing.T, env []string, name string, command ...string) *proc {
 	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME"), "TMPDIR=" + os.TempDir()}, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = 5 * time.Second
+	if change != nil {
+		change(cmd)
+	}
 	started := make(chan error)
 	spawn <- func() { started <- cmd.Start() }
 	if err := <-started; err != nil {
@@ -136,7 +162,7 @@ func start(t *testing.T, env []string, name string, command ...string) *proc {
 	}()
 	t.Cleanup(func() {
 		p.kill()
-		if t.Failed() {
+		if t.Failed() && !p.quiet {
 			t.Logf("%s wrote:\n%s", name, last(p.stderr.String(), 25))
 		}
 	})
@@ -205,6 +231,7 @@ func run(t *testing.T, env []string, args ...string) *proc {
 	if _, err := p.ended(patience); err != nil {
 		t.Fatal(err)
 	}
+	p.quiet = true
 	return p
 }
 
@@ -250,4 +277,13 @@ func last(s string, n int) string {
 func read(path ...string) string {
 	b, _ := os.ReadFile(filepath.Join(path...))
 	return strings.TrimSpace(string(b))
+}
+
+func matches(t *testing.T, pattern, s string) bool {
+	t.Helper()
+	re, err := regexp.Compile(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return re.MatchString(s)
 }

@@ -111,6 +111,9 @@ func (c *call) stream(ctx context.Context, w *answerWriter) *failure {
 // writeFailure answers with f, whatever was sent already.
 func (c *call) writeFailure(w *answerWriter, f *failure) {
 	w.x.code = f.code
+	if w.broken {
+		return
+	}
 	if w.status == 0 {
 		c.receipts(w.Header())
 		writeFailure(w, f)

@@ -91,6 +91,9 @@ func (b *backend) Do(ctx context.Context, c *events.Command) (*events.Answer, er
 		b.t.Errorf("the gateway sent a malformed command: %v", err)
 		return nil, events.NewError(events.CodeMalformed, "malformed")
 	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	if b.down {
 		b.mu.Unlock()

@@ -42,22 +42,21 @@ func (g *Gateway) complete(w http.ResponseWriter, r *http.Request, chat bool) {
 			fail = c.collect(ctx, a)
 		}
 	}
-	reason := events.CodeCancelled
-	if fail != nil {
+	switch {
+	case fail == nil:
+		// A write may have failed all the same; nothing is open any more.
+	case a.broken || fail.code == events.CodeClientGone && r.Context().Err() != nil:
+		c.end(ctx, events.CodeClientGone)
+		// Nobody may read it, but a client that closed only its own direction does,
+		// and silence would be read as 200.
+		c.writeFailure(a, fail)
+	default:
 		if fail.lost {
 			c.report(ctx, fail)
 		}
-		if fail.code == events.CodeClientGone && r.Context().Err() != nil || a.broken {
-			reason = events.CodeClientGone
-			a.x.code = events.CodeClientGone
-			if a.status == 0 {
-				a.status = fail.status // nobody reads it but the log
-			}
-		} else {
-			c.writeFailure(a, fail)
-		}
+		c.writeFailure(a, fail)
+		c.end(ctx, events.CodeCancelled)
 	}
-	c.end(ctx, reason)
 }
 
 // understand reads a request and makes its call.

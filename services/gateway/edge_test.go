@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -135,8 +136,51 @@ func TestSlowSenders(t *testing.T) {
 		<-timer.C
 		rec.wholeWalk()
 	}
-	if a := r.post("/v1/completions", completionBody(testPrompt, false)); a.status != http.StatusOK {
+	if a := r.post("/v1/completions", completionBody(testPrompt, false)); a.status != http.StatusOK || textOf(t, a.body)[0] != testAnswer {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// A client that closes its own direction has left, as far as a server can tell.
+// It still reads, and must not read a 200 without an answer.
+func TestHalfClosed(t *testing.T) {
+	t.Parallel()
+	for _, stream := range []bool{false, true} {
+		r := newRig(t, rigConfig{})
+		r.b.script = func(rec *record) { <-rec.ended }
+		conn, err := net.Dial("tcp", r.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		body := completionBody(testPrompt, stream)
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", r.key, len(body), body)
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer{resp.StatusCode, resp.Header, nil, string(b), nil}.wantError(t, 499, "client_gone")
+		if c := r.b.sent(events.CmdCancel); len(c) != 1 || c[0].Data.(*events.Cancel).Reason != events.CodeClientGone {
+			t.Errorf("cancels %v", c)
+		}
+	}
+}
+
+// No route ends without an answer: net/http would make it a 200.
+func TestSilentHandler(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigConfig{})
+	rec := httptest.NewRecorder()
+	r.g.edge(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/", nil))
+	if rec.Code != http.StatusInternalServerError {
+		t.Errorf("status %d", rec.Code)
 	}
 }
 

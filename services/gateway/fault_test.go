@@ -101,10 +101,13 @@ func TestForgedNotification(t *testing.T) {
 		if err := r.b.bus.Publish(events.NotifySubject("ref", rec.id), []byte("{")); err != nil {
 			t.Error(err)
 		}
-		rec.send(r.b.decode, 0, "not yet")
-		rec.append(&events.RequestRejected{Error: *contextError, Stage: "engine"})
+		// What follows on the same connection shows that the forged ones were read.
+		rec.prefilled()
+		f := r.g.flight(rec.id)
+		await(t, "prefilled is known, and nothing else", func() bool { state, _ := f.stands(); return state == events.Prefilled })
+		rec.append(&events.RequestFailed{Error: *events.NewError(events.CodeDeadline, "too late"), From: events.Prefilled, Stage: "deadline"})
 	}
-	r.post("/v1/completions", completionBody(testPrompt, true)).wantError(t, http.StatusBadRequest, "context_length_exceeded")
+	r.post("/v1/completions", completionBody(testPrompt, true)).wantError(t, http.StatusGatewayTimeout, "deadline_exceeded")
 }
 
 // Lifecycle does not answer the admission.
@@ -143,7 +146,7 @@ func TestAdmissionDenied(t *testing.T) {
 func TestConnectionCut(t *testing.T) {
 	t.Parallel()
 	back := make(chan struct{}, 1)
-	r := newRig(t, rigConfig{conn: []nats.Option{nats.ReconnectHandler(func(*nats.Conn) { back <- struct{}{} })}})
+	r := newRig(t, rigConfig{cfg: func(c *Config) { c.Timeouts.Output = 200 * time.Millisecond }, conn: []nats.Option{nats.ReconnectHandler(func(*nats.Conn) { back <- struct{}{} })}})
 	r.b.script = func(rec *record) {
 		rec.walk()
 		rec.send(r.b.decode, 0, testAnswer[:5])

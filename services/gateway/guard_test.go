@@ -50,11 +50,12 @@ func TestGuardHold(t *testing.T) {
 		r := newRig(t, rigConfig{cfg: func(c *Config) { c.Guards.NoHold = !guarded }})
 		shown := make(chan struct{})
 		r.b.script = func(rec *record) {
+			before := r.g.Stats().Memory
 			rec.sendAll(r.b.decode, "somebody else's ", canary)
 			if !guarded {
 				<-shown
 			} else {
-				await(t, "output is kept", func() bool { return r.g.Stats().Memory > int64(len(testPrompt)+len(canary)) })
+				await(t, "output is kept", func() bool { return r.g.Stats().Memory > before })
 			}
 			rec.append(&events.RequestRejected{Error: *contextError, Stage: "engine"})
 		}
@@ -85,8 +86,9 @@ func TestHeldUntilTransferred(t *testing.T) {
 			t.Error(err)
 		}
 		rec.prefilled()
+		before := r.g.Stats().Memory
 		rec.send(r.b.decode, 0, testAnswer)
-		await(t, "output is kept", func() bool { return r.g.Stats().Memory > int64(len(testPrompt)) })
+		await(t, "output is kept", func() bool { return r.g.Stats().Memory > before })
 		close(sent)
 		<-release
 		rec.transferred()
@@ -177,10 +179,18 @@ func TestGuardWhole(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				t.Run(name, func(t *testing.T) {
 					t.Parallel()
-					r := newRig(t, rigConfig{cfg: func(c *Config) { c.Guards.NoWhole = !guarded }})
+					r := newRig(t, rigConfig{cfg: func(c *Config) { c.Guards.NoWhole, c.Timeouts.Output = !guarded, 40*time.Millisecond }})
 					r.b.script = func(rec *record) {
 						rec.walk()
 						broken(rec)
+						if name == "too many" { // a piece that comes after a whole answer changes nothing
+							await(t, "four pieces arrived", func() bool {
+								f := r.g.flight(rec.id)
+								f.mu.Lock()
+								defer f.mu.Unlock()
+								return f.outputs["d1"] != nil && f.outputs["d1"].next == 4
+							})
+						}
 						rec.decoded("onetwothree", events.FinishStop)
 					}
 					a := r.post("/v1/completions", completionBody(testPrompt, stream))
@@ -223,20 +233,20 @@ func TestRepeatedPieces(t *testing.T) {
 // A message that found its request just before it was forgotten changes nothing.
 func TestMessagesAfterTheEnd(t *testing.T) {
 	for _, d := range []events.Data{nil, &events.RequestDecoded{Worker: "d1", CompletionTokens: 1}, &events.RequestTransferred{Worker: "d1"}} {
-		h := NewHold(HoldConfig{RequestID: "r", Key: []byte("k"), Prompt: []byte("p"), Now: time.Now, Output: time.Second})
+		h := NewHold(HoldConfig{RequestID: "r", Key: []byte("k"), Prompt: []byte("p"), Sampling: []byte("{}"), Now: time.Now, Output: time.Second})
 		if d != nil {
 			h.Observe(&events.Event{Data: d}, nil, "1.0")
 		}
 		h.Output("d1", events.OutputChunk{Text: []byte("x"), Tokens: 1})
 		h.f.close()
+		if h.Part(events.PartPrompt) != nil || h.Part(events.PartSampling) != nil {
+			t.Errorf("%T: a part is served", d)
+		}
 		h.Output("d1", events.OutputChunk{Index: 1, Text: []byte("y"), Tokens: 1})
 		h.Observe(&events.Event{Data: &events.RequestTransferred{Worker: "d2"}}, nil, "1.1")
 		h.Observe(&events.Event{Data: &events.RequestDecoded{Worker: "d2"}}, nil, "1.2")
 		if n := h.f.call.g.memory.used.Load(); n != 0 {
 			t.Errorf("%T: %d bytes are kept", d, n)
-		}
-		if h.Part(events.PartPrompt) != nil {
-			t.Errorf("%T: the prompt is served", d)
 		}
 	}
 }

@@ -168,7 +168,7 @@ func newRig(t testing.TB, rc rigConfig) *rig {
 	cfg := Config{
 		Name: name, Conn: r.conn, Client: r.b, Tenants: tenants, Models: map[string]Tokenizer{"ref": bytesTokenizer{}, "org/ref-1.5": bytesTokenizer{}},
 		Logger: logger, DigestSecret: testSecret,
-		Timeouts: Timeouts{Poll: 20 * time.Millisecond, Output: 40 * time.Millisecond, Drain: 5 * time.Second},
+		Timeouts: Timeouts{Poll: 20 * time.Millisecond, Output: 5 * time.Second, Drain: 5 * time.Second},
 	}
 	if rc.cfg != nil {
 		rc.cfg(&cfg)

@@ -166,10 +166,14 @@ func (g *Gateway) edge(next http.Handler) http.Handler {
 		}
 		if r.ContentLength != 0 {
 			// Also for bodies that nobody reads: the server waits for their rest before
-			// it goes on, after a 401 as well.
+			// it goes on, after a 401 as well. It lifts the deadline itself when it has the
+			// whole body, and begins to watch for the client to leave.
 			_ = w.control.SetReadDeadline(start.Add(g.cfg.Timeouts.Body))
 		}
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+		if w.status == 0 { // net/http would say 200
+			writeFailure(w, newFailure(events.CodeInternal, "the gateway has no answer"))
+		}
 	})
 }
 
@@ -253,9 +257,6 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, l *lease) ([]
 		switch {
 		case err == nil:
 		case errors.Is(err, io.EOF):
-			// The server reads on while the answer is made, to see the client leave: a
-			// deadline that stayed would look like that.
-			_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 			return body, nil
 		case errors.As(err, &large):
 			return nil, tooLarge

@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/journal"
 )
 
@@ -16,16 +17,17 @@ import (
 const evidenceWait = 3 * time.Second
 
 // checkLog asks, before anything is read from the log or derived from it anew,
-// whether it is the one that this installation has written, whole. Two mistakes
-// look like an empty log otherwise, and are covered up by the first append:
+// whether it is the one that this installation has written, whole. Three mistakes
+// go unseen otherwise, and are covered up by what is written next:
 //
 //   - another log key. Every message seems foreign, and what is appended is
 //     foreign to whoever holds the right one.
+//   - another digest secret. Nothing that was digested can be compared any more.
 //   - a log without its end, as a store that cuts off damaged files leaves it. A
 //     snapshot proves what was there: it is sealed under the log key, and names
 //     the position that it reaches and what is stored there.
 //
-// Both end the start. Only a person can say which copy is right.
+// Each ends the start. Only a person can say which copy is right.
 func (s *Service) checkLog(ctx context.Context) error {
 	_, err := s.macAt(ctx, 1)
 	var foreign *journal.ForeignError
@@ -43,6 +45,9 @@ func (s *Service) checkLog(ctx context.Context) error {
 	f, err := s.openSnapshot(path)
 	if err != nil {
 		return nil // there is none, or it proves nothing
+	}
+	if f.Secret != "" && f.Secret != secretCheck(s.cfg.DigestSecret) {
+		return errors.New("the digest secret (digest-secret.key) is not the one that this log's digests were made with; restore the key from its backup")
 	}
 	var missing time.Time // when the log first said so
 	for {
@@ -67,6 +72,9 @@ func (s *Service) checkLog(ctx context.Context) error {
 		}
 	}
 }
+
+// secretCheck is what a snapshot keeps of the digest secret.
+func secretCheck(secret []byte) string { return events.Digest(secret, "snapshot check", nil) }
 
 // openSnapshot reads a snapshot and checks its seal and its format.
 func (s *Service) openSnapshot(path string) (*snapshotFile, error) {

@@ -114,6 +114,22 @@ func TestWrongLogKey(t *testing.T) {
 	}
 }
 
+// TestWrongDigestSecret: another secret would orphan every digest of the log.
+func TestWrongDigestSecret(t *testing.T) {
+	r, dir := recorded(t)
+	before := files(t, dir)
+	why := r.refusedStart("lc1", func(c *Config) { c.StateDir, c.DigestSecret = dir, []byte("another secret of some length") })
+	if !strings.Contains(why, "digest-secret.key") {
+		t.Errorf("refused: %s", why)
+	}
+	if files(t, dir) != before {
+		t.Error("the state directory was changed")
+	}
+	if err := r.start("lc1", func(c *Config) { c.StateDir = dir }).stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // files is the content of a directory, as text to compare.
 func files(t *testing.T, dir string) string {
 	t.Helper()

@@ -133,6 +133,36 @@ func TestEpochAheadIsRefused(t *testing.T) {
 	r.check()
 }
 
+// A worker whose registration has not reached this replica yet is denied. What it
+// says then ends the request all the same once the registration is there, and not
+// only at the deadline: its words are the same, and so is the command.
+func TestEarlyWordIsHeardLater(t *testing.T) {
+	r := newRig(t)
+	r.start("lc1", nil)
+	i := r.populate()
+	p2 := r.party(keyring.Worker(events.RolePrefill, "p2"))
+	p2.epoch = uint64(time.Now().UnixMicro())
+	refused, failed := newID(t), newID(t)
+	words := map[string]events.CommandData{
+		refused: &events.Reject{WorkerEpoch: p2.epoch, Error: *events.ContextExceeded("prompt", 9, 8)},
+		failed:  &events.Fail{WorkerEpoch: p2.epoch, Stage: "prefill", Error: *events.NewError(events.CodePrefillFailed, "no")},
+	}
+	for id, d := range words {
+		i.admitted(id)
+		if a := p2.do(id, d); a.Denied == nil || a.Denied.Code != events.CodeWorkerUnknown {
+			t.Fatalf("%+v", a)
+		}
+	}
+	p2.did("p2", p2.registration())
+	for id, d := range words {
+		a := p2.did(id, d)
+		if again := p2.did(id, d); again.Position != a.Position || !a.State.Final() {
+			t.Errorf("%+v, repeated %+v", a, again)
+		}
+	}
+	r.check()
+}
+
 // bare is a replica without a bus, for what only its memory shows.
 func bare(t *testing.T) *Core {
 	t.Helper()

@@ -98,10 +98,19 @@ func (s *shard) Recorded(c *events.Command) (*events.Answer, bool) {
 		return s.unknown.get(key)
 	}
 	rec, ok := x.r.Answer(key)
-	if !ok {
+	if !ok || early(c, rec.Denied) {
 		return nil, false
 	}
 	return answerOf(x.r, rec), true
+}
+
+// early says whether a worker's word that ends the request was denied for the
+// worker's registration alone. The registration may have been on its way to the
+// replica that decided, so the word is judged again: with its denial as the answer
+// for good, the request would last until its deadline.
+func early(c *events.Command, d *events.Denial) bool {
+	return d != nil && (c.Type == events.CmdReject || c.Type == events.CmdFail) &&
+		(d.Code == events.CodeWorkerUnknown || d.Code == events.CodeWorkerEpoch)
 }
 
 // answerOf is the answer that an event of r gave. It is made from folded state

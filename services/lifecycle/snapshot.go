@@ -36,7 +36,8 @@ const (
 type snapshotFile struct {
 	Format     int                 `json:"format"`
 	Followed   uint64              `json:"followed"`
-	MAC        string              `json:"mac"` // of the envelope at Followed
+	MAC        string              `json:"mac"`              // of the envelope at Followed
+	Secret     string              `json:"secret,omitempty"` // a digest that tells one digest secret from another
 	OpsApplied uint64              `json:"ops_applied"`
 	Ops        *statemachine.Ops   `json:"ops"`
 	Partitions []snapshotPartition `json:"partitions"`
@@ -88,7 +89,7 @@ func (s *Service) snapshot(ctx context.Context) error {
 		return nil
 	}
 	s.envelopes.Store(0)
-	f := snapshotFile{Format: snapshotFormat, Followed: s.followed.Load()}
+	f := snapshotFile{Format: snapshotFormat, Followed: s.followed.Load(), Secret: secretCheck(s.cfg.DigestSecret)}
 	if f.Followed == 0 {
 		return nil // nothing is recorded
 	}
@@ -148,9 +149,10 @@ func (s *shard) copy(applied uint64) snapshotPartition {
 }
 
 // writeAtomic replaces a file whole. A crash before the rename leaves the old
-// one, a crash after it the new one.
+// one, a crash after it the new one. What a crash leaves beside it has always the
+// same name, and is written over: crashes fill no disk.
 func writeAtomic(path string, b []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	tmp, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

@@ -210,6 +210,25 @@ func TestBadSnapshots(t *testing.T) {
 	}
 }
 
+// What crashes in the middle of a snapshot leave is one file, and the next
+// snapshot takes it away.
+func TestSnapshotAfterACrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), snapshotName)
+	if err := os.WriteFile(path+".tmp", []byte("half of a much longer snapshot"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeAtomic(path, []byte("whole")); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil || string(b) != "whole" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*")); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // Ended requests leave memory, and a late command for one of them is refused by
 // the age of its id, never taken for a new request.
 func TestEviction(t *testing.T) {

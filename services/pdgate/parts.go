@@ -324,8 +324,11 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 func watch(ctx context.Context, cl *client.Client, model string, w *gpuworker.Worker, log *slog.Logger) error {
 	for {
 		err := cl.Watch(ctx, client.WatchFilter{Model: model}, func(n client.Notice) { w.Notice(n.Event) })
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
+		case errors.Is(err, nats.ErrConnectionClosed):
+			return err // for good: the server no longer knows this user
 		}
 		log.Warn("notices were lost, subscribing again", "err", err)
 	}

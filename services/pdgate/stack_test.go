@@ -13,10 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/internal/keyring"
+	"github.com/pdgate/pdgate/internal/natsclient"
 	"github.com/pdgate/pdgate/services/gateway"
 	"github.com/pdgate/pdgate/services/lifecycle/client"
 )
@@ -190,6 +193,34 @@ func TestCommandByReply(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A connection that was closed for good, as NATS does with a user that it no
+// longer knows, ends whoever watches on it.
+func TestWatchEndsWithConnection(t *testing.T) {
+	ring, err := keyring.Open(filepath.Join(t.TempDir(), "keys"), keyring.Names{Prefill: []string{"p1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := broker.Start(broker.Config{StoreDir: t.TempDir(), Ring: ring, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Shutdown()
+	nc, err := natsclient.Connect(t.Context(), natsclient.Config{InProcess: b.InProcess(), Ring: ring, User: keyring.Worker(events.RolePrefill, "p1")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl, err := client.New(t.Context(), client.Config{Conn: nc, Role: events.RolePrefill, Principal: "p1", Partitions: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := watch(ctx, cl, "ref", nil, slog.New(slog.DiscardHandler)); !errors.Is(err, nats.ErrConnectionClosed) {
+		t.Errorf("watch: %v", err)
+	}
 }
 
 func TestStopBeforeStart(t *testing.T) {

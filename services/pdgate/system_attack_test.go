@@ -40,7 +40,7 @@ type trial struct {
 	dirty     int         // words of free pages that are not scrubbed
 	pull      events.Code // why the owner refused
 	pullError string
-	unsigned  bool // a grant was recorded, and the worker got no signature for it
+	unsigned  bool // the worker was answered without a signed grant
 
 	granted sync.WaitGroup // victims that have no grant yet
 
@@ -236,9 +236,7 @@ func (x *trial) late(ctx context.Context, c *events.Command, next send) (*events
 		}
 	}
 	a, err := next(ctx, c)
-	if err == nil && a.Denied == nil && a.Grant == nil {
-		x.unsigned = true // the worker asks again, and is denied then
-	}
+	x.unsigned = x.unsigned || err == nil && a.Grant == nil
 	if err == nil && a.Grant != nil {
 		return nil, errors.New("a grant was signed for a cancelled request")
 	}

@@ -177,9 +177,12 @@ func (q *Queue) Close() error {
 		q.back = nil
 	}
 	err := q.sub.Drain()
-	if err == nil {
-		err = q.c.conn.FlushTimeout(q.c.timeout)
+	flush := func() {
+		if err == nil && q.c.conn.IsConnected() { // else nothing comes, and what is lost comes to another
+			err = q.c.conn.FlushTimeout(q.c.timeout)
+		}
 	}
+	flush()
 	for {
 		select {
 		case m, ok := <-q.msgs:
@@ -193,9 +196,7 @@ func (q *Queue) Close() error {
 		}
 		break
 	}
-	if err == nil {
-		err = q.c.conn.FlushTimeout(q.c.timeout)
-	}
+	flush()
 	if err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("queue: %w", err)
 	}

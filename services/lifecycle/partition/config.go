@@ -28,6 +28,11 @@ type Config struct {
 	// events.CodeBackpressure at once.
 	QueueLimit int
 
+	// SubjectLimit is how many different commands of one request may wait; 0 is
+	// 64. An envelope takes one of them, so more would only keep others out. The
+	// service's own commands are not bounded by it.
+	SubjectLimit int
+
 	// CommandTimeout is how long a caller waits before it is told
 	// events.CodeUnavailable; 0 is 10 s.
 	CommandTimeout time.Duration
@@ -58,6 +63,7 @@ func (c Config) withDefaults() (Config, error) {
 	set(&c.MaxBytes, 512<<10)
 	set(&c.MaxEvents, 512)
 	set(&c.QueueLimit, 16_384)
+	set(&c.SubjectLimit, 64)
 	wait(&c.CommandTimeout, 10*time.Second)
 	wait(&c.Resend, time.Second)
 	wait(&c.Backoff, 20*time.Millisecond)
@@ -69,7 +75,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("partition: the writer has no name")
 	case c.MaxBytes <= events.MaxEvent:
 		return c, fmt.Errorf("partition: an envelope of %d bytes cannot hold an event of %d", c.MaxBytes, events.MaxEvent)
-	case c.MaxEvents < 1, c.QueueLimit < 1:
+	case c.MaxEvents < 1, c.QueueLimit < 1, c.SubjectLimit < 1:
 		return c, errors.New("partition: negative limit")
 	case c.CommandTimeout < 0, c.Resend < 0, c.Backoff < 0, c.MaxBackoff < c.Backoff:
 		return c, errors.New("partition: a wait is negative, or the longest backoff is the shorter one")

@@ -50,8 +50,8 @@
 // A recorded answer is an [events.Answer], denials included. Two things can come
 // in its place, and neither is recorded:
 //
-//   - [events.CodeBackpressure], at once: too many commands wait. The command
-//     was not taken, and this replica will not append it.
+//   - [events.CodeBackpressure], at once: too many commands wait, or too many of one
+//     request. The command was not taken, and this replica will not append it.
 //   - [events.CodeUnavailable], after Config.CommandTimeout: the log did not
 //     settle the command. It may still land; asking again gives its answer.
 //

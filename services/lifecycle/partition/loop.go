@@ -105,6 +105,11 @@ func (l *Loop) Command(c *events.Command, to any, now time.Time) {
 		l.port.Answer(to, nil, events.NewError(events.CodeBackpressure, strconv.Itoa(l.queue.callers)+" commands wait for the log; try again later"))
 		return
 	}
+	if n := l.queue.subject[c.Subject]; n >= l.cfg.SubjectLimit && c.Role != events.RoleLifecycle && !l.queue.holds(c) {
+		l.stats.Backpressure++
+		l.port.Answer(to, nil, events.NewError(events.CodeBackpressure, strconv.Itoa(n)+" commands of this request wait for the log; try again later"))
+		return
+	}
 	if l.broken == denyFromMemory && l.answerFromMemory(c, to, now) {
 		return
 	}

@@ -212,6 +212,38 @@ func TestBackpressure(t *testing.T) {
 	want(t, "answers", &b.answers, "c: request.admitted.v1 at 3.0")
 }
 
+// One request cannot keep the others out, nor the service's own commands.
+func TestBackpressureOfOneRequest(t *testing.T) {
+	b := newBench(t, Config{SubjectLimit: 2, Resend: time.Hour, CommandTimeout: time.Hour})
+	ask := func(role events.Role, name, to string) *events.Command {
+		c := &events.Command{Type: events.CmdCancel, Subject: subject(1), Role: role, Principal: name, Data: &events.Cancel{}}
+		b.loop.Command(c, to, b.now)
+		return c
+	}
+	ask(events.RoleOperator, "a", "a")
+	ask(events.RoleOperator, "b", "b")
+	ask(events.RoleOperator, "c", "c")
+	ask(events.RoleOperator, "b", "b again")
+	ask(events.RoleLifecycle, "lifecycle", "own")
+	b.admit(2, "other")
+	want(t, "answers", &b.answers, "c: backpressure")
+	if s := b.loop.Stats(); s.Waiting != 5 || s.Joined != 1 {
+		t.Errorf("stats %+v, want five callers, one of them joined", s)
+	}
+	for seq := uint64(1); seq <= 3; seq++ {
+		b.loop.Stored(b.last(), seq, b.now)
+	}
+	if s := b.loop.Stats(); s.Waiting != 0 || len(b.loop.queue.subject) != 0 {
+		t.Errorf("stats %+v, and %d subjects counted", s, len(b.loop.queue.subject))
+	}
+	b.answers = nil
+	ask(events.RoleOperator, "d", "d")
+	b.loop.Stored(b.last(), 4, b.now)
+	if len(b.answers) != 1 {
+		t.Errorf("answers %v", b.answers)
+	}
+}
+
 func TestPatience(t *testing.T) {
 	b := newBench(t, Config{CommandTimeout: 100 * time.Millisecond, Resend: time.Hour})
 	b.admit(1, "a")
@@ -439,6 +471,7 @@ func TestConfig(t *testing.T) {
 		"small envelope":   {Writer: "w", MaxBytes: events.MaxEvent},
 		"events":           {Writer: "w", MaxEvents: -1},
 		"queue":            {Writer: "w", QueueLimit: -1},
+		"subject":          {Writer: "w", SubjectLimit: -1},
 		"timeout":          {Writer: "w", CommandTimeout: -1},
 		"backoff":          {Writer: "w", Backoff: time.Second, MaxBackoff: time.Millisecond},
 	} {
@@ -450,7 +483,7 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(Config{Writer: "w", MaxBytes: 512 << 10, MaxEvents: 512, QueueLimit: 16384, CommandTimeout: 10 * time.Second, Resend: time.Second, Backoff: 20 * time.Millisecond, MaxBackoff: time.Second}, c); d != "" {
+	if d := cmp.Diff(Config{Writer: "w", MaxBytes: 512 << 10, MaxEvents: 512, QueueLimit: 16384, SubjectLimit: 64, CommandTimeout: 10 * time.Second, Resend: time.Second, Backoff: 20 * time.Millisecond, MaxBackoff: time.Second}, c); d != "" {
 		t.Errorf("defaults (-want +got):\n%s", d)
 	}
 }

@@ -15,6 +15,7 @@ type queue struct {
 	kept    []*waiter // reused by scan
 	n       int       // waiters that are not gone
 	byKey   map[string]*waiter
+	subject map[string]int // waiters that are not gone, by their command's subject
 	callers int
 
 	due     []due // due[dueHead:], one a caller, soonest first
@@ -43,7 +44,7 @@ const (
 	full                // leave it, stop
 )
 
-func newQueue() queue { return queue{byKey: map[string]*waiter{}} }
+func newQueue() queue { return queue{byKey: map[string]*waiter{}, subject: map[string]int{}} }
 
 // waiting is the number of commands.
 func (q *queue) waiting() int { return q.n }
@@ -59,6 +60,7 @@ func (q *queue) add(c *events.Command, to any, patience time.Time, join bool) (j
 		q.byKey[key] = w
 		q.list = append(q.list, w)
 		q.n++
+		q.subject[c.Subject]++
 	}
 	w.to = append(w.to, to)
 	q.callers++
@@ -85,6 +87,9 @@ func (q *queue) remove(w *waiter) {
 	}
 	w.gone = true
 	q.n--
+	if q.subject[w.command.Subject]--; q.subject[w.command.Subject] <= 0 {
+		delete(q.subject, w.command.Subject)
+	}
 	q.callers -= len(w.to)
 	if q.byKey[w.key] == w {
 		delete(q.byKey, w.key)
