@@ -336,6 +336,17 @@ func TestPromptService(t *testing.T) {
 			t.Error(err)
 		}
 		rec.prefilled()
+		// Once the gateway has heard of it, nobody gets the prompt any more.
+		for end := time.Now().Add(10 * time.Second); ; {
+			_, err := rec.fetch()
+			if err != nil && strings.Contains(err.Error(), "prompt_unavailable") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Errorf("the prompt of a prefilled request: %v", err)
+				break
+			}
+		}
 		rec.transferred()
 		rec.send(r.b.decode, 0, "ok")
 		rec.decoded("ok", events.FinishStop)

@@ -299,18 +299,23 @@ func (f *flight) lose(why string) progress {
 	return progress{err: f.lost}
 }
 
-// part is what a worker may have of the request: nothing once it has ended.
+// part is what a worker may have of the request: nothing once it has ended, and
+// no prompt once it is prefilled. Nobody needs it then, and request ids are no
+// secret among workers.
 func (f *flight) part(name string) []byte {
 	f.mu.Lock()
 	final := f.closed || f.state.Final() || f.lost != nil
+	waits := order(f.state) <= order(events.Admitted)
 	f.mu.Unlock()
 	switch {
 	case final:
 		return nil
 	case name == events.PartSampling:
 		return f.sampling
+	case waits:
+		return f.call.promptBytes()
 	}
-	return f.call.promptBytes()
+	return nil
 }
 
 func (f *flight) stands() (events.State, string) {

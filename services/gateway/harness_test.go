@@ -81,7 +81,7 @@ func testConn(t testing.TB, u keyring.User, more ...nats.Option) *nats.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect("", append([]nats.Option{user, testBus.broker.InProcess(), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0),
+	nc, err := nats.Connect("", append([]nats.Option{user, testBus.broker.InProcess(), nats.Timeout(30 * time.Second), nats.ReconnectWait(10 * time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { t.Logf("nats %s: %v", u, err) })}, more...)...)
 	if err != nil {
 		t.Fatal(err)
