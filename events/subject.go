@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// Names of streams and fixed subjects. Subjects of the log live in a NATS
-// account of their own; everything else lives in the account that gateways,
-// workers and people connect to.
+// Names of streams and fixed subjects. The log and the work stream live in NATS
+// accounts of their own; everything else, and the subjects through which work is
+// queued and taken, lives in the account that gateways, workers and people
+// connect to.
 const (
 	LogStream  = "PDGATE"
 	LogPrefix  = "pdgate.log."
@@ -18,6 +19,7 @@ const (
 	LogAll     = "pdgate.log.>"
 	WorkStream = "PDGATE_WORK"
 	WorkAll    = "pdgate.work.>"
+	WorkDomain = "work" // JetStream domain under which lifecycle sees the work stream
 	NotifyAll  = "pdgate.notify.>"
 
 	commandPrefix = "pdgate.v1."

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -84,17 +85,11 @@ func (c Config) Text() (string, error) {
 		name account
 		head string
 	}{
-		{accountLog, "jetstream: enabled\n    exports: [\n" + lines(logReads, func(s string) string {
-			response := ""
-			if strings.Contains(s, ".MSG.NEXT.") || strings.Contains(s, ".DIRECT.GET.") {
-				response = ", response_type: stream" // a batch has many answers
-			}
-			return fmt.Sprintf("{ service: %s, accounts: [AUDIT]%s }", quote(s), response)
-		}) + "    ]\n"},
-		{accountBus, "jetstream: enabled\n"},
-		{accountAudit, "imports: [\n" + lines(logReads, func(s string) string {
-			return fmt.Sprintf("{ service: { account: LOG, subject: %s }, to: %s }", quote(s), quote(auditSubject(s)))
-		}) + "    ]\n"},
+		{accountLog, "jetstream: enabled\n" + exports(accountAudit, logReads)},
+		{accountWork, "jetstream: enabled\n" + exports(accountBus, workTakes, workKeeps, []string{events.WorkAll})},
+		{accountBus, imports(accountWork,
+			mapped(workTakes, same), mapped(workKeeps, workSubject), mapped([]string{events.WorkAll}, same))},
+		{accountAudit, imports(accountLog, mapped(logReads, auditSubject))},
 	} {
 		fmt.Fprintf(&b, "  %s {\n    %s    users: [\n", a.name, a.head)
 		for _, u := range c.Ring.Names().Users() {
@@ -128,10 +123,47 @@ func list(s []string) string {
 	return strings.Join(q, ", ")
 }
 
-func lines(s []string, f func(string) string) string {
+// pullThreshold is how long the server keeps the way back for the answers to a
+// worker's pull. Each pull leaves one behind until then, so it is short; it is
+// above the 30 s for which NATS's own clients keep a pull open.
+const pullThreshold = "40s"
+
+// exports is an account's list of services for another one.
+func exports(to account, subjects ...[]string) string {
 	var b strings.Builder
-	for _, v := range s {
-		b.WriteString("      " + f(v) + "\n")
+	b.WriteString("    exports: [\n")
+	for _, s := range slices.Concat(subjects...) {
+		response := ""
+		switch { // the batch of a pull or of a direct get has many answers
+		case strings.Contains(s, ".MSG.NEXT."+events.WorkStream+"."):
+			response = ", response_type: stream, response_threshold: " + quote(pullThreshold)
+		case strings.Contains(s, ".MSG.NEXT."), strings.Contains(s, ".DIRECT.GET."):
+			response = ", response_type: stream"
+		}
+		fmt.Fprintf(&b, "      { service: %s, accounts: [%s]%s }\n", quote(s), to, response)
 	}
+	b.WriteString("    ]\n")
 	return b.String()
 }
+
+// imports is an account's list of another one's services: what mapped made.
+func imports(from account, services ...[][2]string) string {
+	var b strings.Builder
+	b.WriteString("imports: [\n")
+	for _, s := range slices.Concat(services...) {
+		fmt.Fprintf(&b, "      { service: { account: %s, subject: %s }, to: %s }\n", from, quote(s[0]), quote(s[1]))
+	}
+	b.WriteString("    ]\n")
+	return b.String()
+}
+
+// mapped pairs each subject with its name in the account that imports it.
+func mapped(subjects []string, name func(string) string) [][2]string {
+	pairs := make([][2]string, len(subjects))
+	for i, s := range subjects {
+		pairs[i] = [2]string{s, name(s)}
+	}
+	return pairs
+}
+
+func same(s string) string { return s }

@@ -2,10 +2,11 @@
 // configuration that gives an external one the same accounts and permissions:
 // [Config.Text] is what the embedded server itself is started from.
 //
-// Three accounts keep apart what must not meet:
+// Four accounts keep apart what must not meet:
 //
 //	LOG    the stream PDGATE. Users: lifecycle-log, admin.
-//	BUS    commands, answers, notifications, prompts, output, the work queues.
+//	WORK   the stream PDGATE_WORK. No users: BUS imports what is used of it.
+//	BUS    commands, answers, notifications, prompts, output; no stream.
 //	       Users: lifecycle-bus, every gateway, every worker, operator.
 //	AUDIT  no stream; imports the read half of LOG's JetStream API. User: auditor.
 //
@@ -16,6 +17,13 @@
 // that it may not publish to. A subject of another account cannot be named, and
 // an import rewrites the reply, so neither workers nor the auditor can reach the
 // log by any spelling.
+//
+// The work stream is apart for the same reason. A worker that pulls with the reply
+// subject $JS.API.STREAM.DELETE.PDGATE_WORK makes the empty answer a request, and
+// inside one account the server would carry it out. BUS has no such API: it imports
+// the pull, the acknowledgement, the subjects of items, and, under the JetStream
+// domain "work", what lifecycle needs to make the stream and its consumers. What
+// takes away is not exported at all.
 //
 // Inside BUS the same trick reaches subjects that a user may not publish to. What
 // arrives there is the API's own JSON, never bytes of the attacker's choice, and

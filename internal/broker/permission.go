@@ -13,6 +13,7 @@ type account string
 
 const (
 	accountLog   account = "LOG"
+	accountWork  account = "WORK"
 	accountBus   account = "BUS"
 	accountAudit account = "AUDIT"
 )
@@ -48,8 +49,33 @@ var logReads = []string{
 // with an error.
 const AuditDomain = "log"
 
-func auditSubject(s string) string {
-	return "$JS." + AuditDomain + ".API." + strings.TrimPrefix(s, js)
+func auditSubject(s string) string { return inDomain(AuditDomain, s) }
+
+// workTakes is what workers use of the work stream: they ask for messages and
+// acknowledge them. One export for all consumers: the server lets no message
+// through an export that it came out of, so an answer to a pull is never taken
+// for another pull.
+var workTakes = []string{
+	js + "CONSUMER.MSG.NEXT." + events.WorkStream + ".*",
+	"$JS.ACK." + events.WorkStream + ".>",
+}
+
+// workKeeps is what lifecycle uses of JetStream's API to keep the work stream: it
+// makes what is missing and counts what waits. Any user of BUS can have the
+// server send something to these subjects, so there is nothing here that takes
+// away: no PURGE, DELETE or UPDATE of the stream, no DELETE of a consumer.
+var workKeeps = []string{
+	js + "STREAM.INFO." + events.WorkStream,
+	js + "STREAM.CREATE." + events.WorkStream,
+	js + "CONSUMER.CREATE." + events.WorkStream + ".>",
+	js + "CONSUMER.INFO." + events.WorkStream + ".*",
+}
+
+// workSubject is where lifecycle finds a subject of workKeeps.
+func workSubject(s string) string { return inDomain(events.WorkDomain, s) }
+
+func inDomain(domain, s string) string {
+	return "$JS." + domain + ".API." + strings.TrimPrefix(s, js)
 }
 
 // userRights is the whole table. models limits workers to the queues of these
@@ -82,19 +108,11 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 
 	case keyring.LifecycleBus:
 		// Not pdgate.v1.>: an answer is no command, wherever a reply subject points.
-		return rights{accountBus, []string{
-			"_INBOX.>", events.NotifyAll, events.WorkAll, "pdgate.replica.>",
-			js + "INFO",
-			js + "STREAM.INFO." + events.WorkStream,
-			js + "STREAM.CREATE." + events.WorkStream,
-			js + "STREAM.UPDATE." + events.WorkStream,
-			js + "STREAM.MSG.GET." + events.WorkStream,
-			js + "CONSUMER.CREATE." + events.WorkStream + ".>",
-			js + "CONSUMER.DURABLE.CREATE." + events.WorkStream + ".*",
-			js + "CONSUMER.INFO." + events.WorkStream + ".*",
-			js + "CONSUMER.NAMES." + events.WorkStream,
-			js + "CONSUMER.LIST." + events.WorkStream,
-		}, []string{"pdgate.v1.>", "pdgate.replica.>", "$SRV.>", events.NotifyAll, inbox}}, nil
+		pub := []string{"_INBOX.>", events.NotifyAll, events.WorkAll, "pdgate.replica.>"}
+		for _, s := range workKeeps {
+			pub = append(pub, workSubject(s))
+		}
+		return rights{accountBus, pub, []string{"pdgate.v1.>", "pdgate.replica.>", "$SRV.>", events.NotifyAll, inbox}}, nil
 
 	case keyring.Operator:
 		return rights{accountBus,

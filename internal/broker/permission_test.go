@@ -57,12 +57,12 @@ func everySubject() []string {
 	}
 	for _, stream := range []string{events.LogStream, events.WorkStream} {
 		for _, op := range []string{"INFO", "CREATE", "UPDATE", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE", "PEER.REMOVE", "LEADER.STEPDOWN"} {
-			subjects = append(subjects, js+"STREAM."+op+"."+stream)
+			subjects = append(subjects, js+"STREAM."+op+"."+stream, "$JS.work.API.STREAM."+op+"."+stream)
 		}
 		subjects = append(subjects, js+"DIRECT.GET."+stream)
 		for _, c := range []string{events.WorkConsumer("ref", events.RolePrefill), events.WorkConsumer("ref", events.RoleDecode), events.WorkConsumer("other", events.RolePrefill)} {
 			for _, op := range []string{"CREATE", "DURABLE.CREATE", "DELETE", "INFO", "PAUSE", "UNPIN", "MSG.NEXT"} {
-				subjects = append(subjects, js+"CONSUMER."+op+"."+stream+"."+c)
+				subjects = append(subjects, js+"CONSUMER."+op+"."+stream+"."+c, "$JS.work.API.CONSUMER."+op+"."+stream+"."+c)
 			}
 			subjects = append(subjects, "$JS.ACK."+stream+"."+c+".1.1.1.1.0")
 		}
@@ -136,10 +136,9 @@ func TestPublish(t *testing.T) {
 			"pdgate.log.>", "$JS.API.INFO", "$JS.API.STREAM.CREATE.PDGATE", "$JS.API.CONSUMER.DURABLE.CREATE.PDGATE.*",
 			"$JS.API.CONSUMER.DELETE.PDGATE.*", "$JS.ACK.PDGATE.>"}, logReads...)},
 		{keyring.LifecycleBus, []string{
-			"_INBOX.>", "pdgate.notify.>", "pdgate.work.>", "pdgate.replica.>", "$JS.API.INFO",
-			"$JS.API.STREAM.INFO.PDGATE_WORK", "$JS.API.STREAM.CREATE.PDGATE_WORK", "$JS.API.STREAM.UPDATE.PDGATE_WORK",
-			"$JS.API.STREAM.MSG.GET.PDGATE_WORK", "$JS.API.CONSUMER.CREATE.PDGATE_WORK.*",
-			"$JS.API.CONSUMER.DURABLE.CREATE.PDGATE_WORK.*", "$JS.API.CONSUMER.INFO.PDGATE_WORK.*",
+			"_INBOX.>", "pdgate.notify.>", "pdgate.work.>", "pdgate.replica.>",
+			"$JS.work.API.STREAM.INFO.PDGATE_WORK", "$JS.work.API.STREAM.CREATE.PDGATE_WORK",
+			"$JS.work.API.CONSUMER.CREATE.PDGATE_WORK.>", "$JS.work.API.CONSUMER.INFO.PDGATE_WORK.*",
 		}},
 	} {
 		nc := connect(t, b, ring, tt.user)
@@ -351,7 +350,7 @@ func openWork(t *testing.T, b *Broker, ring *keyring.Ring) jetstream.JetStream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	bus, err := jetstream.New(connect(t, b, ring, keyring.LifecycleBus))
+	bus, err := jetstream.NewWithDomain(connect(t, b, ring, keyring.LifecycleBus), events.WorkDomain)
 	if err != nil {
 		t.Fatal(err)
 	}

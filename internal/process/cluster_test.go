@@ -80,6 +80,9 @@ func newCluster(t *testing.T) *cluster {
 	for _, gw := range []string{"gw1", "gw2"} {
 		await(t, gw+" ready", patience, func() bool { return c.ready(gw) })
 	}
+	nc := connect(t, "nats://"+c.nats, c.ring, keyring.Operator)
+	defer nc.Close()
+	c.idle(operator(t, nc), 4)
 	return c
 }
 

@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -148,6 +149,40 @@ func TestInterruptAlone(t *testing.T) {
 		if err != nil || p.code() != 0 {
 			t.Errorf("%s: %v, exit code %d: %s", part, err, p.code(), last(p.stderr.String(), 2))
 		}
+	}
+	c.checkLogs()
+}
+
+// TestInterruptWaiting stops parts that wait for a NATS server, and for a
+// lifecycle service, that never came.
+func TestInterruptWaiting(t *testing.T) {
+	c := newCluster(t)
+	for _, part := range []string{"lc1", "lc2", "nats", "gw1", "p1", "d1"} {
+		c.parts[part].kill()
+	}
+	wait := func(part, sign string) {
+		t.Helper()
+		p := c.parts[part]
+		await(t, part+" waits", patience, func() bool { return strings.Contains(p.stderr.String(), sign) })
+		if err := p.signal(sigint); err != nil {
+			t.Fatal(err)
+		}
+		if took, err := p.ended(stopLimit); err != nil || p.code() != 0 {
+			t.Errorf("%s: %v, exit code %d after %v: %s", part, err, p.code(), took, last(p.stderr.String(), 2))
+		}
+	}
+	for _, part := range []string{"lc1", "gw1", "p1", "d1"} {
+		c.start(part)
+	}
+	for _, part := range []string{"lc1", "gw1", "p1", "d1"} {
+		wait(part, "trying again")
+	}
+	c.start("nats")
+	for _, part := range []string{"gw1", "p1", "d1"} {
+		c.start(part)
+	}
+	for _, part := range []string{"gw1", "p1", "d1"} {
+		wait(part, "no lifecycle service answers yet")
 	}
 	c.checkLogs()
 }

@@ -37,7 +37,9 @@ type queueKey struct {
 
 // dispatcher keeps the work queues: a stream in memory, so that a queue costs no
 // disk, and nothing in it is the only copy of anything. What a crash of the
-// server loses is made again from the open requests.
+// server loses is made again from the open requests. The stream is in a NATS
+// account of its own, of which the bus imports what is needed to make it and its
+// consumers, and nothing that takes away.
 type dispatcher struct {
 	svc   *Service
 	js    jetstream.JetStream
@@ -55,7 +57,7 @@ type dispatcher struct {
 }
 
 func newDispatcher(svc *Service) (*dispatcher, error) {
-	js, err := jetstream.New(svc.cfg.Bus)
+	js, err := jetstream.NewWithDomain(svc.cfg.Bus, events.WorkDomain)
 	if err != nil {
 		return nil, fmt.Errorf("work queues: %w", err)
 	}

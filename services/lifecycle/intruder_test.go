@@ -2,12 +2,14 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/journal"
@@ -63,8 +65,42 @@ func TestReplicaIsNotInvented(t *testing.T) {
 	}
 }
 
-// A work queue's consumer that somebody deleted is made again, and what was in
-// the queue is still worked on.
+// A worker that aims the answer to a pull at JetStream's API takes nothing from
+// the queues: what waits is still there for whoever it is meant for.
+func TestWorkIsNotTakenAway(t *testing.T) {
+	r := newRig(t)
+	r.start("lc1", nil)
+	i := r.populate()
+	id := newID(t)
+	i.admitted(id)
+	q, err := i.p1.Queue(t.Context(), testModel, events.RolePrefill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	it, err := q.Next(ctx) // the queues are there
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer := events.WorkStream + "." + events.WorkConsumer(testModel, events.RolePrefill)
+	for _, prefix := range []string{"$JS.API.", "$JS." + events.WorkDomain + ".API."} {
+		for _, verb := range []string{"STREAM.PURGE." + events.WorkStream, "STREAM.DELETE." + events.WorkStream, "CONSUMER.DELETE." + consumer, "CONSUMER.MSG.NEXT." + consumer} {
+			i.d1.aim(prefix + verb)
+		}
+	}
+	if err := it.Nak(0); err != nil {
+		t.Fatal(err)
+	}
+	if it, err = q.Next(ctx); err != nil || it.Work.RequestID != id || it.Deliveries != 2 {
+		t.Errorf("item %+v, %v", it, err)
+	}
+	r.check()
+}
+
+// A work queue's consumer that is gone is made again, and what was in the queue is
+// still worked on.
 func TestDeletedConsumer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t)
@@ -73,7 +109,25 @@ func TestDeletedConsumer(t *testing.T) {
 		id := newID(t)
 		i.admitted(id)
 		time.Sleep(time.Second)
-		i.d1.aim("$JS.API.CONSUMER.DELETE." + events.WorkStream + "." + events.WorkConsumer(testModel, events.RolePrefill))
+		js, err := jetstream.NewWithDomain(r.connect(keyring.LifecycleBus), events.WorkDomain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// No user may delete it, so the server is told to when nobody asks it for work.
+		name := events.WorkConsumer(testModel, events.RolePrefill)
+		c, err := js.Consumer(t.Context(), events.WorkStream, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := c.CachedInfo().Config
+		cfg.InactiveThreshold = time.Second
+		if _, err := js.UpdateConsumer(t.Context(), events.WorkStream, cfg); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Second)
+		if _, err := js.Consumer(t.Context(), events.WorkStream, name); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			t.Fatalf("the consumer is still there: %v", err)
+		}
 		time.Sleep(staleAfter + 2*sweepEvery)
 		q, err := i.p1.Queue(t.Context(), testModel, events.RolePrefill)
 		if err != nil {

@@ -201,7 +201,7 @@ func TestF09_PrefillFailureReachesTheClientAtOnce(t *testing.T) {
 
 func TestF10_StuckTransferEndsByItsDeadline(t *testing.T) {
 	s := newSystem(1)
-	s.timeouts.Request = 1500 * time.Millisecond
+	s.timeouts.Request = 2500 * time.Millisecond
 	s.bend(func(ctx context.Context, from string, c *events.Command, next send) (*events.Answer, error) {
 		if c.Type == events.CmdTransferred {
 			<-ctx.Done() // until the news that the request has ended

@@ -63,7 +63,10 @@ func New(ctx context.Context, cfg Config) (*Client, error) {
 		c.logger = slog.New(slog.DiscardHandler)
 	}
 	if c.partitions == 0 {
+		// Nobody else says why nothing happens.
+		slow := time.AfterFunc(c.timeout, func() { c.logger.Warn("no lifecycle service answers yet, asking again") })
 		info, err := c.Info(ctx)
+		slow.Stop()
 		if err != nil {
 			return nil, fmt.Errorf("ask for the number of partitions: %w", err)
 		}

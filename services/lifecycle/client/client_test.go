@@ -327,7 +327,7 @@ func TestFetchPrompt(t *testing.T) {
 // queue makes the work stream and a consumer, as the service does.
 func (r *rig) queue(role events.Role) jetstream.JetStream {
 	r.t.Helper()
-	js, err := jetstream.New(r.bus)
+	js, err := jetstream.NewWithDomain(r.bus, events.WorkDomain)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -445,6 +445,62 @@ func TestQueue(t *testing.T) {
 	}
 	if _, err := c.Queue(t.Context(), "m", events.RoleGateway); err == nil {
 		t.Error("a gateway has a queue")
+	}
+}
+
+// What is in the queue without being work is dropped for good and named in the
+// log, without anything of what it says.
+func TestQueueDropsWhatIsNoWork(t *testing.T) {
+	r := newRig(t)
+	var log bytes.Buffer
+	nc := r.connect(keyring.Worker(events.RolePrefill, "p1"))
+	c, err := New(t.Context(), Config{Conn: nc, Role: events.RolePrefill, Principal: "p1", Partitions: 8, Timeout: time.Second,
+		Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	js := r.queue(events.RolePrefill)
+	held := func() (messages uint64, pending int) {
+		s, err := js.Stream(t.Context(), events.WorkStream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := s.Consumer(t.Context(), events.WorkConsumer("m", events.RolePrefill))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.CachedInfo().State.Msgs, c.CachedInfo().NumAckPending
+	}
+	subject := events.WorkSubject("m", events.RolePrefill)
+	// A pull's word that there is nothing, as it is stored.
+	if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: subject, Header: nats.Header{"Status": {"404"}, "Description": {"No Messages"}}}); err != nil {
+		t.Fatal(err)
+	}
+	w := id()
+	foreign := []string{`{"whisper":"a secret"}`, `"whisper"`, "whisper", strings.Replace(string(work(w)), `"tenant":"t"`, `"tenant":"whisper whisper"`, 1),
+		strings.Replace(string(work(w)), `{`, `{"whisper":1,`, 1), string(work(w)) + "whisper"}
+	for _, b := range append(foreign, string(work(w))) {
+		if _, err := js.Publish(t.Context(), subject, []byte(b)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	q, err := c.Queue(t.Context(), "m", events.RolePrefill)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	it, err := q.Next(ctx)
+	if err != nil || it.Work.RequestID != w {
+		t.Fatalf("%+v %v", it, err)
+	}
+	if err := it.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	poll(t, func() bool { n, pending := held(); return n == 0 && pending == 0 })
+	if n := strings.Count(log.String(), "work item is not understood"); n != 1+len(foreign) || strings.Contains(log.String(), "whisper") || strings.Contains(log.String(), "secret") {
+		t.Errorf("%d of %d dropped items in the log:\n%s", n, 1+len(foreign), log.String())
 	}
 }
 

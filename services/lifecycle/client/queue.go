@@ -104,7 +104,13 @@ func (q *Queue) Next(ctx context.Context) (*Item, error) {
 			it, err := newItem(q.c.conn, m)
 			if err != nil {
 				// It can never be carried out; whoever sent it was not lifecycle.
-				q.c.logger.ErrorContext(ctx, "work item is not understood and is dropped", "err", err)
+				// The error may quote what it found, and that may be a prompt: where the item
+				// lay says enough.
+				var at uint64
+				if md, err := m.Metadata(); err == nil {
+					at = md.Sequence.Stream
+				}
+				q.c.logger.ErrorContext(ctx, "work item is not understood and is dropped", "stream_seq", at, "bytes", len(m.Data))
 				_ = ack(q.c.conn, m.Reply, "+TERM") // else it comes again, and is dropped then
 				continue
 			}
