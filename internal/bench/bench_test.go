@@ -37,6 +37,9 @@ func TestService(t *testing.T) {
 }
 
 func TestTakeover(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for the client's patience, twice")
+	}
 	o := small(t)
 	o.Rounds = 1
 	r, err := Run(t.Context(), o, "takeover")

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -169,6 +170,7 @@ func (b *bench) newTransferRig(ctx context.Context, dir, network string, size ha
 	}
 	r.bytes = make([]byte, size.bytes)
 	var seed [32]byte
+	binary.LittleEndian.PutUint64(seed[:], b.Seed)
 	_, _ = mathrand.NewChaCha8(seed).Read(r.bytes) // never fails
 	w, err := owners.BeginWrite(r.from)
 	if err != nil {

@@ -42,7 +42,9 @@ func (r *Report) head(b *strings.Builder) {
 	if m.Fsync != nil {
 		fmt.Fprintf(b, "disk      %s; write of 4 KiB with fsync: p50 %s, p99 %s\n", cmp.Or(m.FileSystem, "unknown file system"), us(m.Fsync.P50), us(m.Fsync.P99))
 	}
-	fmt.Fprintf(b, "settings  %d rounds of %gs, %d partitions, seed %d\n", s.Rounds, s.Seconds, s.Partitions, s.Seed)
+	if len(r.Cases) > 0 {
+		fmt.Fprintf(b, "settings  %d rounds of %gs, %d partitions, seed %d\n", s.Rounds, s.Seconds, s.Partitions, s.Seed)
+	}
 }
 
 func (c *Case) title() string {

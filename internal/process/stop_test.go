@@ -1,8 +1,6 @@
 package process
 
 import (
-	"context"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -185,46 +183,4 @@ func TestInterruptWaiting(t *testing.T) {
 		wait(part, "no lifecycle service answers yet")
 	}
 	c.checkLogs()
-}
-
-// up is `pdgate up` on a data directory.
-type up struct {
-	*proc
-	data, url, nats string
-	ring            *keyring.Ring
-}
-
-// startUp runs pdgate up with the tests' API key and waits until it is ready.
-func startUp(t *testing.T, data string, args ...string) *up {
-	t.Helper()
-	u := &up{data: data}
-	writeTenants(t, filepath.Join(data, "tenants.yaml"))
-	u.proc = start(t, nil, "up", append([]string{pdgate(t)}, upArgs(data, args...)...)...)
-	await(t, "up is ready", patience, func() bool {
-		select {
-		case <-u.done:
-			t.Fatalf("up ended: exit code %d: %s", u.code(), u.stderr.String())
-		default:
-		}
-		u.url, u.nats = read(data, "run", "gateway-url"), read(data, "run", "nats-url")
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		defer cancel()
-		return u.url != "" && u.nats != "" && get(ctx, u.url+"/ready") == 200
-	})
-	var err error
-	if u.ring, err = keyring.Load(filepath.Join(data, "keys")); err != nil {
-		t.Fatal(err)
-	}
-	return u
-}
-
-func (u *up) stop(t *testing.T) {
-	t.Helper()
-	if err := u.signal(sigint); err != nil {
-		t.Fatal(err)
-	}
-	if took, err := u.ended(stopLimit); err != nil || u.code() != 0 {
-		t.Errorf("up: exit code %d after %v: %v", u.code(), took, err)
-	}
-	checkLog(t, u.proc)
 }
