@@ -15,8 +15,9 @@ var (
 	errClosed = errors.New("output is closed: the request has ended")
 )
 
-// output gathers an engine's pieces into chunks. The first one goes at once,
-// for the client waits for it; the others when they are large enough, or old.
+// output gathers an engine's pieces into chunks. A piece goes at once where none
+// went before it for flushAfter, so an engine that writes slower than that is
+// never held back; one that writes faster fills chunks, up to flushBytes.
 type output struct {
 	send   func(events.OutputChunk) error
 	digest events.Digester // owned by the caller of emit
@@ -25,6 +26,7 @@ type output struct {
 	text   []byte
 	tokens int
 	index  uint32
+	sent   time.Time   // of the last chunk
 	timer  *time.Timer // nil: none is set
 	err    error       // the first one; nothing is sent after it
 }
@@ -43,11 +45,12 @@ func (o *output) emit(text []byte, tokens int) error {
 	_, _ = o.digest.Write(text) // a hash does not fail
 	o.text = append(o.text, text...)
 	o.tokens += tokens
+	rest := flushAfter - time.Since(o.sent)
 	switch {
-	case o.index == 0 && len(o.text) > 0, len(o.text) >= flushBytes:
+	case len(o.text) > 0 && rest <= 0, len(o.text) >= flushBytes:
 		o.flushLocked()
 	case o.timer == nil:
-		o.timer = time.AfterFunc(flushAfter, o.expire)
+		o.timer = time.AfterFunc(max(rest, 0), o.expire)
 	}
 	return o.err
 }
@@ -82,6 +85,7 @@ func (o *output) flushLocked() {
 		o.err = fmt.Errorf("%w: %w", errSend, err)
 	}
 	o.index++
+	o.sent = time.Now()
 	clear(o.text)
 	o.text, o.tokens = o.text[:0], 0
 }

@@ -28,8 +28,8 @@ func (s *sink) send(c events.OutputChunk) error {
 	return nil
 }
 
-// The first piece goes at once; others are gathered, for no longer than the
-// limit, also where the engine falls silent.
+// A piece after a pause goes at once; others are gathered, for no longer than
+// the limit, also where the engine falls silent.
 func TestOutputIsGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sink{start: time.Now()}
@@ -50,7 +50,7 @@ func TestOutputIsGathered(t *testing.T) {
 		if err := o.flush(); err != nil {
 			t.Fatal(err)
 		}
-		want := []string{"a", "bc", "d" + strings.Repeat("x", flushBytes), "e"}
+		want := []string{"a", "bc", "d", strings.Repeat("x", flushBytes), "e"}
 		if len(s.chunks) != len(want) {
 			t.Fatalf("%d chunks", len(s.chunks))
 		}
@@ -59,12 +59,30 @@ func TestOutputIsGathered(t *testing.T) {
 				t.Errorf("chunk %d: %q, index %d, %d tokens", i, c.Text, c.Index, c.Tokens)
 			}
 		}
-		if s.at[0] != 0 || s.at[1] != flushAfter || s.at[2] != time.Second {
+		if s.at[0] != 0 || s.at[1] != flushAfter || s.at[2] != time.Second || s.at[3] != time.Second {
 			t.Errorf("sent at %v", s.at)
 		}
 		if got := o.digest.String(); got != events.Digest([]byte("k"), events.KindOutput, []byte(strings.Join(want, ""))) {
 			t.Error("the digest is of other bytes")
 		}
+	})
+}
+
+// An engine that is slower than the limit is not held back at all.
+func TestSlowOutputIsNotHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sink{start: time.Now()}
+		o := newOutput([]byte("k"), s.send)
+		for i := range 10 {
+			if err := o.emit([]byte("x"), 1); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.chunks) != i+1 {
+				t.Fatalf("%d chunks after %d pieces", len(s.chunks), i+1)
+			}
+			time.Sleep(flushAfter)
+		}
+		o.close()
 	})
 }
 

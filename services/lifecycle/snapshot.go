@@ -29,6 +29,7 @@ const (
 	snapshotName     = "lifecycle.snapshot"
 	snapshotFormat   = 1
 	snapshotAfter    = 10_000 // envelopes
+	snapshotShare    = 30     // a snapshot takes one part in so many of the time, however large memory is
 	snapshotContext  = "pdgate lifecycle snapshot\x00"
 	snapshotMostEnds = 2048 // ended requests of a partition that are kept whole
 )
@@ -65,6 +66,7 @@ func (s *Service) snapshots(ctx context.Context) error {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	last := s.now()
+	var took time.Duration
 	for {
 		select {
 		case <-ctx.Done():
@@ -72,11 +74,14 @@ func (s *Service) snapshots(ctx context.Context) error {
 		case <-t.C:
 		}
 		n := s.envelopes.Load()
-		if now := s.now(); s.caughtUp() && n > 0 && (n >= snapshotAfter || now.Sub(last) >= s.cfg.SnapshotEvery) {
+		now := s.now()
+		due := n >= snapshotAfter && now.Sub(last) >= snapshotShare*took || now.Sub(last) >= s.cfg.SnapshotEvery
+		if s.caughtUp() && n > 0 && due {
 			last = now
 			if err := s.snapshot(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("snapshot is not written", "err", err)
 			}
+			took = s.now().Sub(now)
 		}
 	}
 }
