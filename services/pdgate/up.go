@@ -48,8 +48,9 @@ keys and log in the data directory. It prints a curl line that works as it is.`,
 			s.prefillPool, s.decodePool = prefillPool, decodePool
 			s.tenants, s.drain = demoTenants, 5*time.Second
 			return s.run(cmd.Context(), func(ctx context.Context, e endpoints) error {
-				for name, url := range map[string]string{natsURLFile: e.nats, gatewayURLFile: e.http} {
-					remove, err := publishURL(a.data, name, url)
+				// The gateway's last: who finds it, finds the others too.
+				for _, at := range [][2]string{{natsURLFile, e.nats}, {gatewayURLFile, e.http}} {
+					remove, err := publishURL(a.data, at[0], at[1])
 					if err != nil {
 						return err
 					}
