@@ -9,10 +9,7 @@ import (
 func TestJournal(t *testing.T) {
 	o := small(t)
 	o.Fsync = []bool{true, false}
-	r, err := Run(t.Context(), o, "journal")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := run(t, o, "journal")
 	sane(t, o, r, 2)
 }
 
@@ -20,10 +17,7 @@ func TestService(t *testing.T) {
 	o := small(t)
 	o.Replicas = []int{1, 2}
 	o.Rounds = 1
-	r, err := Run(t.Context(), o, "service")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := run(t, o, "service")
 	sane(t, o, r, 4)
 	for _, c := range r.Cases {
 		want := "nats"
@@ -42,10 +36,7 @@ func TestTakeover(t *testing.T) {
 	}
 	o := small(t)
 	o.Rounds = 1
-	r, err := Run(t.Context(), o, "takeover")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := run(t, o, "takeover")
 	sane(t, o, r, 2)
 }
 
@@ -65,10 +56,7 @@ func TestHandoff(t *testing.T) {
 
 func TestReplay(t *testing.T) {
 	o := small(t)
-	r, err := Run(t.Context(), o, "replay")
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := run(t, o, "replay")
 	sane(t, o, r, 2)
 	for _, c := range r.Cases {
 		for _, s := range c.Product.Rounds {

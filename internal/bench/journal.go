@@ -83,7 +83,7 @@ func inProcess(f func() (count int, seconds float64, err error)) (Sample, error)
 		return Sample{}, err
 	}
 	if n == 0 {
-		return Sample{}, errors.New("nothing ended in the time that was measured: measure for longer")
+		return Sample{}, errTooShort
 	}
 	after := usage()
 	return Sample{Value: float64(n) / seconds, Count: n, Seconds: seconds,

@@ -248,3 +248,7 @@ func (b *bench) profileOf(name string) string {
 	ext := filepath.Ext(b.CPUProfile)
 	return strings.TrimSuffix(b.CPUProfile, ext) + "." + strconv.Itoa(b.started) + "-" + name + ext
 }
+
+// errTooShort means that a duration is too short for the machine: nothing ended
+// while it was measured.
+var errTooShort = errors.New("nothing ended in the time that was measured: measure for longer")

@@ -93,7 +93,7 @@ func (b *bench) lifecycles(ctx context.Context, fsync bool, replicas, inFlight i
 		rate = float64(got.lifecycles) / got.seconds / 2
 	}
 	if rate <= 0 {
-		return closed, open, publish, errors.New("no lifecycle ended in time: measure for longer")
+		return closed, open, publish, errTooShort
 	}
 	got, open, err = s.measure(ctx, l, shape{rate: rate})
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *site) measure(ctx context.Context, l *load, sh shape) (loaded, Sample, 
 		return got, Sample{}, err
 	}
 	if got.answers == 0 || got.latency == nil || got.lifecycles == 0 {
-		return got, Sample{}, errors.New("nothing ended in the time that was measured: measure for longer")
+		return got, Sample{}, errTooShort
 	}
 	sample := Sample{Count: got.answers, Seconds: got.seconds, Latency: got.latency, CPU: map[string]float64{}, PeakMB: map[string]float64{}}
 	for name, u := range after {
