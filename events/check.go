@@ -84,11 +84,14 @@ func isText(s string) bool {
 func isMessage(s string) bool { return len(s) <= 2048 }
 
 func isAddress(s string) bool {
-	if len(s) > 256 || strings.ContainsAny(s, " \t\r\n") {
+	if len(s) > 256 || strings.ContainsAny(s, "\t\r\n\x00") {
 		return false
 	}
 	if path, ok := strings.CutPrefix(s, "unix://"); ok {
-		return len(path) > 1 && path[0] == '/'
+		return len(path) > 1 && path[0] == '/' // a directory's name may hold spaces
+	}
+	if strings.Contains(s, " ") {
+		return false
 	}
 	hostport, ok := strings.CutPrefix(s, "tcp://")
 	colon := strings.LastIndexByte(hostport, ':')

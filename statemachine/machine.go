@@ -82,7 +82,7 @@ func (m *Machine) Decide(r *Request, c *events.Command, f *Facts) events.Data {
 	case emptyPayload(c.Data) || c.Data.CommandType() != c.Type:
 		return m.deny(state, c, refuse(events.CodeMalformed, "the payload is missing, or is another command's"))
 	case state == events.New && c.Type != events.CmdAdmit:
-		return m.deny(state, c, refuse(events.CodeUnknownRequest, "nothing is recorded of this request"))
+		return m.deny(state, c, refuse(events.CodeUnknownRequest, "no request of this id is open"))
 	}
 	err := m.fire(state, row.Events[0])
 	if err == nil {

@@ -88,7 +88,7 @@ func (g *Gateway) serveReady(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(models) == 0 {
-		writeFailure(w, newFailure(events.CodeNoWorker, "no model has a live prefill and a live decode worker"))
+		writeFailure(w, newFailure(events.CodeNoWorker, "each model lacks a live prefill or decode worker, or is quarantined"))
 		return
 	}
 	slices.Sort(models)

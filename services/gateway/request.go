@@ -71,7 +71,7 @@ func (r *request) check(choices int) error {
 		return within("prompt", bad("is required, and must not be empty"))
 	case r.chat && len(r.messages) == 0:
 		return within("messages", bad("is required, and must not be empty"))
-	case r.n > choices:
+	case r.n < 1 || r.n > choices:
 		return within("n", bad("want an integer from 1 to "+strconv.Itoa(choices)))
 	case r.hasStreamOptions && !r.stream:
 		return within("stream_options", bad("is only allowed with stream"))
@@ -201,7 +201,7 @@ func readTokens(c *cursor, v *int) error {
 }
 
 func readChoices(c *cursor, r *request) error {
-	n, err := c.integer(1, 1<<20)
+	n, err := c.integer(0, 1<<20)
 	r.n = int(n)
 	return err
 }

@@ -59,7 +59,7 @@ func TestBodies(t *testing.T) {
 		completion(`,"max_tokens":01`):                          "max_tokens: want an integer",
 		completion(`,"max_tokens":5,"max_completion_tokens":5`): "",
 		completion(`,"max_tokens":5,"max_completion_tokens":6`): "max_completion_tokens: differs from max_tokens",
-		completion(`,"n":0`):                                    "n: want an integer from 1 to 1048576",
+		completion(`,"n":0`):                                    "n: want an integer from 1 to 8",
 		completion(`,"n":9`):                                    "n: want an integer from 1 to 8",
 		completion(`,"stop":""`):                                "stop: want 1 to 256 bytes",
 		completion(`,"stop":["a",1]`):                           "stop[1]: want a string",

@@ -70,7 +70,7 @@ func LoadTenants(path string) (*Tenants, error) {
 func (t *Tenants) Reload() error {
 	b, err := os.ReadFile(t.path)
 	if err != nil {
-		return fmt.Errorf("read tenants: %w", err)
+		return fmt.Errorf("read tenants: %w (docs/operations.md shows the file; `pdgate up` writes one)", err)
 	}
 	list, err := parseTenants(b)
 	if err != nil {

@@ -38,6 +38,9 @@ workers: it counts tokens as they will.`,
 			if tenant == "" {
 				tenant = filepath.Join(a.data, "tenants.yaml")
 			}
+			if _, _, err := splitListen("listen", address); err != nil {
+				return &usageError{err, cmd}
+			}
 			if p.tenants, err = gateway.LoadTenants(tenant); err != nil {
 				return err
 			}

@@ -85,7 +85,7 @@ bytes.
 	})
 	f := root.PersistentFlags()
 	f.StringVar(&a.config, "config", "", "configuration file (YAML; its keys are the flags' names)")
-	f.StringVar(&a.data, "data", "./pdgate-data", "data directory")
+	f.StringVar(&a.data, "data", defaultData, "data directory")
 	f.StringVar(&a.logFormat, "log-format", "text", "log format: text or json")
 	f.StringVar(&a.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(

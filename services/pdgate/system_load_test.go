@@ -198,7 +198,7 @@ func TestMooncake(t *testing.T) {
 	for i, a := range trace(t, most) {
 		o := order{tenant: s.names[i%len(s.names)], prompt: a.Prompt(), most: max(1, a.OutputTokens), stream: i%2 == 0}
 		if len(o.prompt) > longest {
-			o.prompt, o.most = o.prompt[:longest], min(o.most, 64)
+			o.prompt, o.most = o.prompt[:longest-64], min(o.most, 64)
 		}
 		orders = append(orders, o)
 		input, output = input+len(o.prompt), output+o.most

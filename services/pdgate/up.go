@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,6 +30,9 @@ keys and log in the data directory. It prints a curl line that works as it is.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if s.natsHost, s.natsPort, err = splitListen("nats-listen", natsListen); err == nil {
+				_, _, err = splitListen("listen", s.listen)
+			}
+			if err == nil {
 				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
 			}
 			err = firstOf(err, checkDurability("durability", durability), eng.check(),
@@ -92,6 +96,9 @@ func checkCounts(prefill, decode, prefillPool, decodePool int) error {
 	return nil
 }
 
+// defaultData is the data directory where none is named.
+const defaultData = "./pdgate-data"
+
 // demoKeyFile holds the demo tenant's API key, beside the other keys.
 const demoKeyFile = "demo-api-key"
 
@@ -113,6 +120,14 @@ func demoTenants(dir string) (*gateway.Tenants, error) {
 		}
 	}
 	return gateway.LoadTenants(path)
+}
+
+// dataFlag is the flag by which another command finds the same directory.
+func (a *app) dataFlag() string {
+	if a.data == defaultData {
+		return ""
+	}
+	return " --data " + strconv.Quote(a.data)
 }
 
 // writeFile replaces a file all at once.
@@ -158,9 +173,9 @@ Try it; the answer is in the prompt, and comes out of the KV cache:
     -H 'Content-Type: application/json' \
     -d '{"model":"%s","max_tokens":24,"stop":"\n","prompt":"Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Japan?\nA: Tokyo\nQ: Who wrote Faust?\nA: Goethe\nQ: What is the capital of Japan?\nA:"}'
 
-Then: pdgate request list
+Then: pdgate request list%s
 
 `, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), s.prefill, s.prefillPool, s.decode, s.decodePool, s.engine.Name,
-		s.dir, e.http, key, s.engine.Model)
+		s.dir, e.http, key, s.engine.Model, a.dataFlag())
 	return err
 }

@@ -62,7 +62,7 @@ var kinds = map[string]schema{
 	"kvdigest": {"pattern": `^(kvsum64:[0-9a-f]{16}|hmac-sha256:[0-9a-f]{64})$`},
 	"key":      {"pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`},
 	"hex32":    {"pattern": `^[0-9a-f]{64}$`},
-	"address":  {"pattern": `^(tcp://[^/?#@ \t\r\n]+:[0-9]{1,5}|unix:///[^ \t\r\n]+)$`, "maxLength": 256},
+	"address":  {"pattern": `^(tcp://[^/?#@ \t\r\n]+:[0-9]{1,5}|unix:///[^\t\r\n\x00]+)$`, "maxLength": 256},
 	"trace":    {"pattern": `^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`},
 	"text":     {"pattern": `^[^\x00-\x1f\x7f]+$`, "maxLength": 256},
 	"message":  {"maxLength": 2048},
