@@ -82,7 +82,7 @@ func Connect(ctx context.Context, cfg Config) (*nats.Conn, error) {
 		select {
 		case <-ctx.Done():
 			t.Stop()
-			return nil, fmt.Errorf("connect to nats at %s as %s: %w (%w)", cfg.URL, cfg.User, err, ctx.Err())
+			return nil, fmt.Errorf("connect to nats at %s as %s: is it running there (flag --nats-url)? %w (%w)", cfg.URL, cfg.User, err, ctx.Err())
 		case <-t.C:
 		}
 	}
