@@ -100,7 +100,7 @@ func TestAnswersEqualMonolithic(t *testing.T) {
 				switch {
 				case err != nil:
 					errs[i] = err
-				case got.status != http.StatusOK || got.text != strings.ToValidUTF8(string(want), "\ufffd"):
+				case got.status != http.StatusOK || got.text != shown(want):
 					errs[i] = fmt.Errorf("request %d: HTTP %d %q %s, want %q", i, got.status, got.text, got.problem, want)
 				}
 			})
