@@ -96,6 +96,30 @@ func lifecycles(orders []order) (n int) {
 	return n
 }
 
+// answers200 runs the system under orders, so many at once. Every answer is a 200
+// and the monolithic engine's, and the log is clean. It returns how long the
+// orders took.
+func (s *system) answers200(t *testing.T, atOnce int, orders []order) (took time.Duration) {
+	t.Helper()
+	eng, err := engine.New(s.engine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := s.run(t, func(ctx context.Context) error {
+		start := time.Now()
+		err := s.together(ctx, atOnce, orders, s.right(eng))
+		took = time.Since(start)
+		return err
+	})
+	s.clean(t, log, lifecycles(orders))
+	for _, r := range s.replies {
+		if r.status != http.StatusOK {
+			t.Errorf("%s", r.problem())
+		}
+	}
+	return took
+}
+
 // TestTwoThousandRequests sends requests of every kind and size from eight
 // tenants through two replicas, two gateways and two workers of each role. Every
 // answer must be the one of a run in one plain memory, and nothing may be left.
@@ -123,23 +147,7 @@ func TestTwoThousandRequests(t *testing.T) {
 		// Larger than a NATS message may be.
 		orders[10+i*20] = order{tenant: "t1", prompt: records(i, n), most: 4, stream: i%2 == 0}
 	}
-	eng, err := engine.New(s.engine)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var took time.Duration
-	log := s.run(t, func(ctx context.Context) error {
-		start := time.Now()
-		err := s.together(ctx, 64, orders, s.right(eng))
-		took = time.Since(start)
-		return err
-	})
-	s.clean(t, log, lifecycles(orders))
-	for _, o := range s.replies {
-		if o.status != http.StatusOK {
-			t.Errorf("%s", o.problem())
-		}
-	}
+	took := s.answers200(t, 64, orders)
 	served := map[string]int{}
 	for name, w := range s.workers {
 		st := w.worker.Stats()
@@ -203,24 +211,8 @@ func TestMooncake(t *testing.T) {
 		orders = append(orders, o)
 		input, output = input+len(o.prompt), output+o.most
 	}
-	eng, err := engine.New(s.engine)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var took time.Duration
-	log := s.run(t, func(ctx context.Context) error {
-		start := time.Now()
-		// No more than decode has in hand and little beside: finished KV waits for its
-		// pull only as long as its lease.
-		err := s.together(ctx, 12, orders, s.right(eng))
-		took = time.Since(start)
-		return err
-	})
-	s.clean(t, log, len(orders))
-	for _, r := range s.replies {
-		if r.status != http.StatusOK {
-			t.Errorf("%s", r.problem())
-		}
-	}
+	// No more than decode has in hand and little beside: finished KV waits for its
+	// pull only as long as its lease.
+	took := s.answers200(t, 12, orders)
 	t.Logf("%d requests, %d prompt tokens, %d generated, each twice: %v", len(orders), input, output, took.Round(time.Millisecond))
 }
