@@ -221,23 +221,31 @@ func TestF17LeaseRunsOut(t *testing.T) {
 	})
 }
 
-// F27: cancelled while a transfer is open. The transfer ends without waiting
-// for its peer, its pages are drained, then freed, and nothing leaks.
+// F27: cancelled while a transfer is open. Its pages are drained and reach
+// nobody before the owner has stopped reading them, then they are freed, and
+// nothing leaks.
 func TestF27CancelDuringTransfer(t *testing.T) {
 	each(t, func(t *testing.T, network string) {
 		r := newBigRig(t, network)
 		o, _ := r.offer(requestID(1), bigPages)
+		reading, goOn := make(chan struct{}), make(chan struct{})
+		lookAt(r, 6, func() { close(reading); <-goOn }) // between two chunks
 		slowPull(r, o, 1)
+		wait(t, "the copy", reading)
 		free := r.ownerPool.Free(o.Alloc)
-		select {
-		case <-free:
-			t.Fatal("pages were freed under an open transfer")
-		default:
+		revoked := r.server.Revoke(o.RequestID)
+		for what, ch := range map[string]<-chan struct{}{"freed": free, "revoked": revoked} {
+			select {
+			case <-ch:
+				t.Errorf("pages were %s under an open transfer", what)
+			default:
+			}
 		}
 		if _, err := r.ownerPool.Alloc(requestID(2), 1); !errors.Is(err, kvpool.ErrFull) {
 			t.Errorf("pages of an open transfer were handed out: %v", err)
 		}
-		wait(t, "revoke", r.server.Revoke(o.RequestID))
+		close(goOn)
+		wait(t, "revoke", revoked)
 		wait(t, "free", free)
 		if res := r.result(); CodeOf(res.Err) != events.CodeUnknownRequest {
 			t.Errorf("recorded %+v", res)
@@ -252,6 +260,21 @@ func TestF27CancelDuringTransfer(t *testing.T) {
 	})
 }
 
+// A cancelled transfer ends without waiting for a peer that does not read.
+func TestF27CancelDoesNotWaitForThePeer(t *testing.T) {
+	each(t, func(t *testing.T, network string) {
+		r := newBigRig(t, network)
+		o, _ := r.offer(requestID(1), bigPages)
+		slowPull(r, o, 1)
+		wait(t, "revoke", r.server.Revoke(o.RequestID))
+		if res := r.result(); CodeOf(res.Err) != events.CodeUnknownRequest {
+			t.Errorf("recorded %+v", res)
+		}
+		r.idle()
+		wait(t, "free", r.ownerPool.Free(o.Alloc))
+	})
+}
+
 // The same at the puller: its context ends in the middle.
 func TestF27CancelAtThePuller(t *testing.T) {
 	each(t, func(t *testing.T, network string) {
@@ -260,10 +283,12 @@ func TestF27CancelAtThePuller(t *testing.T) {
 		into := r.reserve(o.RequestID, bigPages)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		gone := errors.New("client gone")
+		var owner Result
 		n := 0
 		r.pullClock.onLook(func() {
-			if n++; n == 10 {
+			if n++; n == 10 { // reading stands still until the owner has noticed
 				cancel(gone)
+				owner = r.result()
 			}
 		})
 		_, err := r.puller.Pull(ctx, Pull{RequestID: o.RequestID, Grant: r.sign(r.grant(o, 1)), Key: kvKey, Into: into})
@@ -271,7 +296,7 @@ func TestF27CancelAtThePuller(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		wait(t, "free", r.pullPool.Free(into))
-		if res := r.result(); res.Err == nil {
+		if owner.Err == nil {
 			t.Error("the owner thinks it completed")
 		}
 		r.idle()
