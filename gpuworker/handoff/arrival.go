@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"encoding/binary"
 	"fmt"
+	"io"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
@@ -51,17 +52,19 @@ func agrees(h *header, g *events.Grant) error {
 	return nil
 }
 
-// pages takes whole pages, of which first is the number of the first.
-func (in *arrival) pages(first uint32, body []byte) error {
-	size := in.p.cfg.Pool.PageBytes()
+// pages takes the next n pages, of which first is the number of the first, from
+// r. They go to their places at once: nobody else may use those before the end,
+// and what fails half-way is scrubbed with them.
+func (in *arrival) pages(first uint32, n int, r io.Reader) error {
 	if uint64(first) != uint64(in.at) {
 		return fmt.Errorf("%w: page %d where %d is due", errFrame, first, in.at)
 	}
-	in.sum += kvpool.Sum(in.key, uint64(in.at)*uint64(size/8), body)
-	if err := in.write.Scatter(in.at, body); err != nil {
+	sum, err := in.write.Receive(r, in.key, in.at, n)
+	if err != nil {
 		return err
 	}
-	in.at += len(body) / size
+	in.sum += sum
+	in.at += n
 	return nil
 }
 

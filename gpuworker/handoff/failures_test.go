@@ -33,10 +33,7 @@ const bigPages = 64
 // one page.
 func newBigRig(t *testing.T, network string, opts ...option) *rig {
 	t.Helper()
-	page := 32 << 10
-	if network == "tcp" {
-		page = 256 << 10
-	}
+	const page = 256 << 10
 	return newRig(t, network, bigPages, page, append(opts, func(c *Config, _ *PullerConfig) { c.ChunkBytes = page })...)
 }
 

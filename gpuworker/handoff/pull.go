@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -12,7 +13,6 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -35,9 +35,8 @@ type PullerConfig struct {
 
 // Puller is the decode side. It may be used concurrently.
 type Puller struct {
-	cfg     PullerConfig
-	cert    tls.Certificate
-	staging sync.Pool // *[]byte, wiped
+	cfg  PullerConfig
+	cert tls.Certificate
 }
 
 // NewPuller makes a puller.
@@ -62,12 +61,7 @@ func NewPuller(cfg PullerConfig) (*Puller, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Puller{cfg: cfg, cert: cert}
-	p.staging.New = func() any {
-		b := make([]byte, pagesHead, pagesHead+max(DefaultChunkBytes, cfg.Pool.PageBytes()))
-		return &b
-	}
-	return p, nil
+	return &Puller{cfg: cfg, cert: cert}, nil
 }
 
 // Pull asks for one pull of a request's KV.
@@ -198,10 +192,12 @@ func (p *Puller) receive(conn *channel, g *events.Grant, job Pull, write *kvpool
 	if err := in.head(raw); err != nil {
 		return nil, err
 	}
-	if err := p.pages(conn, in); err != nil {
+	// A pages frame's two heads take one system call; KV goes past the buffer.
+	r := bufio.NewReaderSize(conn, 16)
+	if err := p.pages(conn, r, in); err != nil {
 		return nil, err
 	}
-	if err := p.trailer(conn, in); err != nil {
+	if err := p.trailer(conn, r, in); err != nil {
 		return nil, err
 	}
 	out, err := in.end()
@@ -277,33 +273,27 @@ func (p *Puller) patience(g *events.Grant) (time.Duration, error) {
 }
 
 // pages receives all pages in order.
-func (p *Puller) pages(conn *channel, in *arrival) error {
+func (p *Puller) pages(conn *channel, r io.Reader, in *arrival) error {
 	size, total := p.cfg.Pool.PageBytes(), events.Pages(in.grant.Pages)
-	buf := p.staging.Get().(*[]byte)
-	defer func() { clear((*buf)[:cap(*buf)]); p.staging.Put(buf) }()
 	for in.at < total {
 		if err := p.deadline(conn, in.grant); err != nil {
 			return err
 		}
-		t, n, err := readHead(conn, max(maxChunk, size))
+		t, n, err := readHead(r, max(maxChunk, size))
 		if err != nil {
 			return err
 		}
 		if t == frameVerdict {
-			return p.abort(conn, n)
+			return abort(r, n)
 		}
 		if t != framePages || (n-pagesHead)%size != 0 || (n-pagesHead)/size > total-in.at {
 			return fmt.Errorf("%w: type %q with %d bytes at page %d of %d", errFrame, byte(t), n, in.at, total)
 		}
-		if cap(*buf) < n {
-			clear((*buf)[:cap(*buf)])
-			*buf = make([]byte, n)
-		}
-		frame := (*buf)[:n]
-		if _, err := io.ReadFull(conn, frame); err != nil {
+		var first [pagesHead]byte
+		if _, err := io.ReadFull(r, first[:]); err != nil {
 			return err
 		}
-		if err := in.pages(binary.BigEndian.Uint32(frame), frame[pagesHead:]); err != nil {
+		if err := in.pages(binary.BigEndian.Uint32(first[:]), (n-pagesHead)/size, r); err != nil {
 			return err
 		}
 	}
@@ -311,34 +301,34 @@ func (p *Puller) pages(conn *channel, in *arrival) error {
 }
 
 // abort reads a verdict that came instead of what was due.
-func (p *Puller) abort(conn *channel, n int) error {
+func abort(r io.Reader, n int) error {
 	b := make([]byte, n)
-	if _, err := io.ReadFull(conn, b); err != nil {
+	if _, err := io.ReadFull(r, b); err != nil {
 		return err
 	}
 	return refusal(b)
 }
 
 // trailer reads the owner's confirmation.
-func (p *Puller) trailer(conn *channel, in *arrival) error {
+func (p *Puller) trailer(conn *channel, r io.Reader, in *arrival) error {
 	if p.cfg.Guards.NoPullTrailer {
 		return nil
 	}
 	if err := p.deadline(conn, in.grant); err != nil {
 		return err
 	}
-	t, n, err := readHead(conn, 0)
+	t, n, err := readHead(r, 0)
 	if err != nil {
 		return err
 	}
 	if t == frameVerdict {
-		return p.abort(conn, n)
+		return abort(r, n)
 	}
 	if t != frameTrailer {
 		return fmt.Errorf("%w: type %q where the trailer is due", errFrame, byte(t))
 	}
 	b := make([]byte, n)
-	if _, err := io.ReadFull(conn, b); err != nil {
+	if _, err := io.ReadFull(r, b); err != nil {
 		return err
 	}
 	return in.trailer(b)

@@ -18,7 +18,7 @@ import (
 // Defaults of [Config] and [PullerConfig].
 const (
 	DefaultTimeout      = 5 * time.Second
-	DefaultChunkBytes   = 256 << 10
+	DefaultChunkBytes   = 512 << 10
 	DefaultMaxConns     = 256
 	DefaultMaxTransfers = 64
 )
@@ -33,7 +33,7 @@ type Config struct {
 	GrantKeys func() []ed25519.PublicKey // the lifecycle keys that may sign grants
 
 	Timeout      time.Duration // for the opening, and for each frame after it; 0: 5 s
-	ChunkBytes   int           // staging of one transfer, rounded to whole pages; 0: 256 KiB
+	ChunkBytes   int           // staging of one transfer, rounded to whole pages; 0: 512 KiB
 	MaxConns     int           // connections at once, others wait in the backlog; 0: 256
 	MaxTransfers int           // copies at once, which bounds staging; 0: 64
 

@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"encoding/json"
 	"errors"
@@ -171,13 +172,15 @@ func (r *Receiving) Header(raw []byte) error { return r.in.head(raw) }
 
 // Pages takes pages. They must be whole, in order, and no more than granted.
 func (r *Receiving) Pages(first uint32, body []byte) error {
-	if n := len(body) / r.in.p.cfg.Pool.PageBytes(); r.in.at+n > events.Pages(r.in.grant.Pages) {
-		return fmt.Errorf("%w: %d pages at page %d", errFrame, n, r.in.at)
+	size := r.in.p.cfg.Pool.PageBytes()
+	n := len(body) / size
+	if len(body)%size != 0 || r.in.at+n > events.Pages(r.in.grant.Pages) {
+		return fmt.Errorf("%w: %d bytes at page %d", errFrame, len(body), r.in.at)
 	}
 	if _, err := r.in.p.patience(r.in.grant); err != nil {
 		return err
 	}
-	return r.in.pages(first, body)
+	return r.in.pages(first, n, bytes.NewReader(body))
 }
 
 // End takes the trailer and judges what arrived. Where pages are missing it is an

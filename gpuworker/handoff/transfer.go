@@ -148,7 +148,8 @@ func (s *Server) send(t *transfer, script []byte, r *Result) error {
 	}
 
 	buf := s.staging.Get().(*[]byte)
-	defer func() { clear(*buf); s.staging.Put(buf) }()
+	used := frameHead + pagesHead + min(s.chunk, pages)*size // never more than in the first chunk
+	defer func() { clear((*buf)[:used]); s.staging.Put(buf) }()
 	var sum uint64
 	for from := 0; from < pages; from += s.chunk {
 		to := min(from+s.chunk, pages)
@@ -191,11 +192,9 @@ func (s *Server) head(t *transfer) ([]byte, error) {
 
 // gather copies pages [from, to) into staging and adds them to the sum.
 func (s *Server) gather(t *transfer, body []byte, from, to int, sum *uint64) error {
-	if err := t.pin.Gather(body, from, to); err != nil {
-		return err
-	}
-	*sum += kvpool.Sum(t.offer.Key, uint64(from)*uint64(s.cfg.Pool.PageBytes()/8), body)
-	return nil
+	part, err := t.pin.GatherSum(body, from, to, t.offer.Key)
+	*sum += part
+	return err
 }
 
 // recheck says whether pages [from, to), whose copy lies in staging, may leave.

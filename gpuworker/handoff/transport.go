@@ -1,6 +1,7 @@
 package handoff
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -148,11 +149,62 @@ func tlsConfig(cert tls.Certificate, check func(ed25519.PublicKey) error) *tls.C
 }
 
 // channel is a connection whose peer is known as far as the transport can tell.
+// One goroutine reads and writes.
 type channel struct {
-	net.Conn          // the protocol speaks here
-	raw      net.Conn // closed to cut the transfer: a TLS close would wait for the peer
+	net.Conn            // the protocol speaks here
+	raw      net.Conn   // closed to cut the transfer: a TLS close would wait for the peer
+	records  *recordBuf // under TLS; nil on a Unix socket
 	binding  []byte
 	peer     ed25519.PublicKey // nil on a Unix socket
+}
+
+// Write sends b whole before it returns.
+func (c *channel) Write(b []byte) (int, error) {
+	if c.records == nil {
+		return c.Conn.Write(b)
+	}
+	c.records.hold = true
+	n, err := c.Conn.Write(b)
+	c.records.hold = false
+	if err == nil {
+		err = c.records.w.Flush()
+	}
+	return n, err
+}
+
+// socketBuffer is what a Unix socket holds between the two sides, bytes: the
+// owner copies pages while the puller still reads. The system may allow less.
+const socketBuffer = 1 << 20
+
+// recordBuf lies between TLS and its socket. TLS has a record of at most 16 KiB
+// for each system call, and two calls to read one.
+type recordBuf struct {
+	net.Conn
+	r    *bufio.Reader
+	w    *bufio.Writer
+	hold bool // what is written waits for the flush
+}
+
+// newRecordBuf buffers bulk in the direction in which pages go.
+func newRecordBuf(c net.Conn, owner bool) *recordBuf {
+	const bulk, small = 64 << 10, 4 << 10
+	in, out := bulk, small
+	if owner {
+		in, out = small, bulk
+	}
+	return &recordBuf{Conn: c, r: bufio.NewReaderSize(c, in), w: bufio.NewWriterSize(c, out)}
+}
+
+// Read implements net.Conn.
+func (b *recordBuf) Read(p []byte) (int, error) { return b.r.Read(p) }
+
+// Write implements net.Conn.
+func (b *recordBuf) Write(p []byte) (int, error) {
+	n, err := b.w.Write(p)
+	if err == nil && !b.hold {
+		err = b.w.Flush()
+	}
+	return n, err
 }
 
 // cut ends the connection at once, from any goroutine.
@@ -161,14 +213,18 @@ func (c *channel) cut() { _ = c.raw.Close() }
 // secure brings up TLS on a TCP connection; a Unix socket is taken as it is.
 // The caller has set the deadline.
 func secure(ctx context.Context, raw net.Conn, cfg *tls.Config, server bool) (*channel, error) {
-	if _, ok := raw.(*net.UnixConn); ok {
+	if u, ok := raw.(*net.UnixConn); ok {
+		if server {
+			_ = u.SetWriteBuffer(socketBuffer) // slower without it, no more
+		}
 		return &channel{Conn: raw, raw: raw, binding: []byte("unix")}, nil
 	}
+	records := newRecordBuf(raw, server)
 	var c *tls.Conn
 	if server {
-		c = tls.Server(raw, cfg)
+		c = tls.Server(records, cfg)
 	} else {
-		c = tls.Client(raw, cfg)
+		c = tls.Client(records, cfg)
 	}
 	if err := c.HandshakeContext(ctx); err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
@@ -182,5 +238,5 @@ func secure(ctx context.Context, raw net.Conn, cfg *tls.Config, server bool) (*c
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
-	return &channel{Conn: c, raw: raw, binding: binding, peer: key}, nil
+	return &channel{Conn: c, raw: raw, records: records, binding: binding, peer: key}, nil
 }

@@ -1,15 +1,15 @@
 package kvpool
 
 import (
-	"encoding/binary"
 	"fmt"
+	"unsafe"
 )
 
 // Device is the memory behind a pool. It knows page indices and bytes, never
 // owners: the pool has verified and fenced before it calls. Ranges are pages
 // [start, start+count) and always inside the pool; byte slices are exactly
-// count pages long, words in little-endian order. Calls on different pages may
-// be concurrent.
+// count pages long, as they lie in memory. Calls on different pages may be
+// concurrent.
 type Device interface {
 	// Gather copies pages out.
 	Gather(dst []byte, start, count int) error
@@ -37,39 +37,27 @@ func (h *host) span(start, count int) []uint64 {
 	return h.words[lo:hi:hi]
 }
 
+// bytes is span as bytes.
+func (h *host) bytes(start, count int) []byte {
+	w := h.span(start, count)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 8*len(w))
+}
+
 func (h *host) Gather(dst []byte, start, count int) error {
-	src := h.span(start, count)
-	if len(dst) != 8*len(src) {
-		return fmt.Errorf("kvpool: gather of %d bytes into %d", 8*len(src), len(dst))
+	src := h.bytes(start, count)
+	if len(dst) != len(src) {
+		return fmt.Errorf("kvpool: gather of %d bytes into %d", len(src), len(dst))
 	}
-	for len(src) >= 4 && len(dst) >= 32 { // the lengths are in the condition to drop bounds checks
-		binary.LittleEndian.PutUint64(dst[0:8], src[0])
-		binary.LittleEndian.PutUint64(dst[8:16], src[1])
-		binary.LittleEndian.PutUint64(dst[16:24], src[2])
-		binary.LittleEndian.PutUint64(dst[24:32], src[3])
-		src, dst = src[4:], dst[32:]
-	}
-	for i, w := range src {
-		binary.LittleEndian.PutUint64(dst[8*i:], w)
-	}
+	copy(dst, src)
 	return nil
 }
 
 func (h *host) Scatter(start, count int, src []byte) error {
-	dst := h.span(start, count)
-	if len(src) != 8*len(dst) {
-		return fmt.Errorf("kvpool: scatter of %d bytes into %d", len(src), 8*len(dst))
+	dst := h.bytes(start, count)
+	if len(src) != len(dst) {
+		return fmt.Errorf("kvpool: scatter of %d bytes into %d", len(src), len(dst))
 	}
-	for len(dst) >= 4 && len(src) >= 32 {
-		dst[0] = binary.LittleEndian.Uint64(src[0:8])
-		dst[1] = binary.LittleEndian.Uint64(src[8:16])
-		dst[2] = binary.LittleEndian.Uint64(src[16:24])
-		dst[3] = binary.LittleEndian.Uint64(src[24:32])
-		dst, src = dst[4:], src[32:]
-	}
-	for i := range dst {
-		dst[i] = binary.LittleEndian.Uint64(src[8*i:])
-	}
+	copy(dst, src)
 	return nil
 }
 

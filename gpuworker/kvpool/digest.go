@@ -28,8 +28,14 @@ const (
 // firstWord. Partial sums add up mod 2^64 to the sum of the whole. Chunks are
 // whole words; a tail of fewer than 8 bytes counts as a word padded with zeros.
 func Sum(key, firstWord uint64, b []byte) uint64 {
-	var s0, s1, s2, s3 uint64
 	pos := key + firstWord*kg
+	sum, n := sumWide(pos, b)
+	return sum + sumWords(pos+uint64(n/8)*kg, b[n:])
+}
+
+// sumWords is the sum on any processor. pos is the first word's key + i*kg.
+func sumWords(pos uint64, b []byte) uint64 {
+	var s0, s1, s2, s3 uint64
 	for len(b) >= 32 { // four independent chains
 		x0 := (binary.LittleEndian.Uint64(b[0:8]) ^ pos) * km
 		x1 := (binary.LittleEndian.Uint64(b[8:16]) ^ (pos + kg)) * km
@@ -50,27 +56,6 @@ func Sum(key, firstWord uint64, b []byte) uint64 {
 		var w [8]byte
 		copy(w[:], b)
 		s0 += term(binary.LittleEndian.Uint64(w[:]) ^ pos)
-	}
-	return s0 + s1 + s2 + s3
-}
-
-// SumWords is [Sum] over words that are in memory as words.
-func SumWords(key, firstWord uint64, w []uint64) uint64 {
-	var s0, s1, s2, s3 uint64
-	pos := key + firstWord*kg
-	for len(w) >= 4 {
-		x0, x1 := (w[0]^pos)*km, (w[1]^(pos+kg))*km
-		x2, x3 := (w[2]^(pos+kg2))*km, (w[3]^(pos+kg3))*km
-		s0 += x0 ^ x0>>32
-		s1 += x1 ^ x1>>32
-		s2 += x2 ^ x2>>32
-		s3 += x3 ^ x3>>32
-		pos += kg4
-		w = w[4:]
-	}
-	for _, x := range w {
-		s0 += term(x ^ pos)
-		pos += kg
 	}
 	return s0 + s1 + s2 + s3
 }

@@ -121,6 +121,36 @@ func (pin *Pin) Gather(dst []byte, from, to int) error {
 	})
 }
 
+// gatherBlock is copied and summed at once, from the processor's nearest cache.
+const gatherBlock = 16 << 10
+
+// GatherSum is [Pin.Gather], and the partial [Sum] under key of what lies in dst
+// then; words count from the pin's first page.
+func (pin *Pin) GatherSum(dst []byte, from, to int, key uint64) (sum uint64, err error) {
+	pin.mu.RLock()
+	defer pin.mu.RUnlock()
+	size := pin.pool.cfg.PageBytes
+	err = pin.each(from, to, len(dst), func(start, count, page int) error {
+		lo := (page - from) * size
+		b, word := dst[lo:lo+count*size], uint64(page)*uint64(size/8)
+		h := pin.pool.host
+		if h == nil {
+			if err := pin.pool.dev.Gather(b, start, count); err != nil {
+				return err
+			}
+			sum += Sum(key, word, b)
+			return nil
+		}
+		for src := h.bytes(start, count); len(src) > 0; {
+			n := copy(b[:min(len(b), gatherBlock)], src)
+			sum += Sum(key, word, b[:n])
+			src, b, word = src[n:], b[n:], word+uint64(n/8)
+		}
+		return nil
+	})
+	return sum, err
+}
+
 // Digest is the checksum of all pages under key.
 func (pin *Pin) Digest(key uint64) (Digest, error) {
 	pin.mu.RLock()
@@ -130,7 +160,7 @@ func (pin *Pin) Digest(key uint64) (Digest, error) {
 	var staging []byte
 	err := pin.each(0, pin.Pages(), pin.Pages()*size, func(start, count, page int) error {
 		if h := pin.pool.host; h != nil {
-			sum += SumWords(key, uint64(page*(size/8)), h.span(start, count))
+			sum += Sum(key, uint64(page*(size/8)), h.bytes(start, count))
 			return nil
 		}
 		if staging == nil {
@@ -270,14 +300,9 @@ func (w *Write) Scatter(page int, src []byte) error {
 		runs = append(runs, events.PageRun{Start: uint32(start), Count: uint32(n), Generation: a.gen})
 		return nil
 	})
-	p.mu.Lock()
-	err := p.verifyAgain(a.owner, p.cfg.Epoch, runs)
-	p.mu.Unlock()
-	if err != nil {
+	if err := w.verify(runs); err != nil {
 		return fmt.Errorf("scatter: %w", err)
 	}
-	// The pages cannot change hands between the check and the copy: this writer
-	// is counted.
 	for _, r := range runs {
 		n := int(r.Count) * p.cfg.PageBytes
 		if err := p.dev.Scatter(int(r.Start), int(r.Count), src[:n]); err != nil {

@@ -236,6 +236,11 @@ func TestPagesAcrossRuns(t *testing.T) {
 			if err := pin.Gather(dst, from, to); err != nil || !slices.Equal(dst, src[32*from:32*to]) {
 				t.Errorf("[%d,%d): %v %v", from, to, dst, err)
 			}
+			clear(dst)
+			sum, err := pin.GatherSum(dst, from, to, 9)
+			if err != nil || !slices.Equal(dst, src[32*from:32*to]) || sum != Sum(9, uint64(4*from), dst) {
+				t.Errorf("[%d,%d): %v %v, sum %x", from, to, dst, err, sum)
+			}
 		}
 	}
 	if d, err := pin.Digest(9); err != nil || d != Digest(Sum(9, 0, src)) {
