@@ -34,6 +34,25 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
+func BenchmarkDecoder(b *testing.B) {
+	for _, e := range fullEvents() {
+		line, err := Append(nil, e)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(string(e.Type), func(b *testing.B) {
+			var d Decoder
+			b.ReportAllocs()
+			b.SetBytes(int64(len(line)))
+			for b.Loop() {
+				if _, err := d.Decode(line); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func BenchmarkAppendAnswer(b *testing.B) {
 	buf, a := make([]byte, 0, 4096), sampleAnswer()
 	b.ReportAllocs()

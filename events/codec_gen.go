@@ -1070,6 +1070,159 @@ func (v *Restore) check() error {
 	return nil
 }
 
+func (v *Audit) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"reader":`...)
+	if b, ok = appendString(b, v.Reader); !ok {
+		return b, wrong("reader", wantText)
+	}
+	b = append(b, `,"kind":`...)
+	if b, ok = appendString(b, v.Kind); !ok {
+		return b, wrong("kind", wantText)
+	}
+	b = append(b, `,"via":`...)
+	if b, ok = appendString(b, v.Via); !ok {
+		return b, wrong("via", wantText)
+	}
+	b = append(b, `,"reads":`...)
+	if v.Reads < 0 {
+		return b, wrong("reads", wantCount)
+	}
+	b = appendInt(b, int64(v.Reads))
+	if v.Tenant != "" {
+		b = append(b, `,"tenant":`...)
+		if b, ok = appendString(b, v.Tenant); !ok {
+			return b, wrong("tenant", wantText)
+		}
+	}
+	if v.Request != "" {
+		b = append(b, `,"request":`...)
+		if b, ok = appendString(b, v.Request); !ok {
+			return b, wrong("request", wantText)
+		}
+	}
+	if v.Model != "" {
+		b = append(b, `,"model":`...)
+		if b, ok = appendString(b, v.Model); !ok {
+			return b, wrong("model", wantText)
+		}
+	}
+	if v.FromSeq != 0 {
+		b = append(b, `,"from_seq":`...)
+		b = appendUint(b, v.FromSeq)
+	}
+	if v.ToSeq != 0 {
+		b = append(b, `,"to_seq":`...)
+		b = appendUint(b, v.ToSeq)
+	}
+	if !v.Since.IsZero() {
+		b = append(b, `,"since":`...)
+		if b, ok = appendTime(b, v.Since); !ok {
+			return b, wrong("since", wantTime)
+		}
+	}
+	if !v.Until.IsZero() {
+		b = append(b, `,"until":`...)
+		if b, ok = appendTime(b, v.Until); !ok {
+			return b, wrong("until", wantTime)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var auditFields = []string{"reader", "kind", "via", "reads", "tenant", "request", "model", "from_seq", "to_seq", "since", "until"}
+
+func (v *Audit) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "reader":
+			if p.field(&o, 0) {
+				v.Reader = p.string()
+			}
+		case "kind":
+			if p.field(&o, 1) {
+				v.Kind = p.string()
+			}
+		case "via":
+			if p.field(&o, 2) {
+				v.Via = p.string()
+			}
+		case "reads":
+			if p.field(&o, 3) {
+				v.Reads = int(p.uint(math.MaxInt))
+			}
+		case "tenant":
+			if p.field(&o, 4) {
+				v.Tenant = p.string()
+				p.present(v.Tenant != "")
+			}
+		case "request":
+			if p.field(&o, 5) {
+				v.Request = p.string()
+				p.present(v.Request != "")
+			}
+		case "model":
+			if p.field(&o, 6) {
+				v.Model = p.string()
+				p.present(v.Model != "")
+			}
+		case "from_seq":
+			if p.field(&o, 7) {
+				v.FromSeq = p.uint(math.MaxUint64)
+				p.present(v.FromSeq != 0)
+			}
+		case "to_seq":
+			if p.field(&o, 8) {
+				v.ToSeq = p.uint(math.MaxUint64)
+				p.present(v.ToSeq != 0)
+			}
+		case "since":
+			if p.field(&o, 9) {
+				v.Since = p.time()
+				p.present(!v.Since.IsZero())
+			}
+		case "until":
+			if p.field(&o, 10) {
+				v.Until = p.time()
+				p.present(!v.Until.IsZero())
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0xf, auditFields)
+}
+
+func (v *Audit) check() error {
+	if !ValidName(v.Reader) {
+		return wrong("reader", want["name"])
+	}
+	if !isRead(v.Kind) {
+		return wrong("kind", want["read"])
+	}
+	if !isVia(v.Via) {
+		return wrong("via", want["via"])
+	}
+	if v.Reads <= 0 {
+		return wrong("reads", want["positive"])
+	}
+	if v.Tenant != "" && !ValidName(v.Tenant) {
+		return wrong("tenant", want["name"])
+	}
+	if v.Request != "" && !isRequest(v.Request) {
+		return wrong("request", want["request"])
+	}
+	if v.Model != "" && !ValidModel(v.Model) {
+		return wrong("model", want["model"])
+	}
+	return nil
+}
+
 func (v *Heartbeat) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -1387,6 +1540,17 @@ func (v *Error) readJSON(p *parser) {
 	p.close(&o, 0x7, errorFields)
 }
 
+func (v *Error) scanJSON(p *scan) {
+	*v = Error{}
+	p.lit(`{"code":"`)
+	v.Code = scanWord(p, codes)
+	p.lit(`,"message":"`)
+	v.Message = p.text()
+	p.lit(`,"http_status":`)
+	v.Status = int(p.uint())
+	p.lit(`}`)
+}
+
 func (v *Error) check() error {
 	if !isMessage(v.Message) {
 		return wrong("message", want["message"])
@@ -1512,6 +1676,33 @@ func (v *AdmissionFacts) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0x7ff, admissionFactsFields)
+}
+
+func (v *AdmissionFacts) scanJSON(p *scan) {
+	*v = AdmissionFacts{}
+	p.lit(`{"context_tokens":`)
+	v.ContextTokens = int(p.uint())
+	p.lit(`,"max_input_tokens":`)
+	v.MaxInputTokens = int(p.uint())
+	p.lit(`,"max_decode_tokens":`)
+	v.MaxDecodeTokens = int(p.uint())
+	p.lit(`,"prefill_nodes":`)
+	v.PrefillNodes = int(p.uint())
+	p.lit(`,"decode_nodes":`)
+	v.DecodeNodes = int(p.uint())
+	p.lit(`,"queue_depth":`)
+	v.QueueDepth = int(p.uint())
+	p.lit(`,"queue_limit":`)
+	v.QueueLimit = int(p.uint())
+	p.lit(`,"tenant_open":`)
+	v.TenantOpen = int(p.uint())
+	p.lit(`,"tenant_limit":`)
+	v.TenantLimit = int(p.uint())
+	p.lit(`,"quarantined":`)
+	v.Quarantined = p.bool()
+	p.lit(`,"policy":"`)
+	v.Policy = p.text()
+	p.lit(`}`)
 }
 
 func (v *RequestAdmitted) appendJSON(b []byte) ([]byte, error) {
@@ -1643,6 +1834,38 @@ func (v *RequestAdmitted) readJSON(p *parser) {
 	p.close(&o, 0xe3f, requestAdmittedFields)
 }
 
+func (v *RequestAdmitted) scanJSON(p *scan) {
+	*v = RequestAdmitted{}
+	p.lit(`{"model":"`)
+	v.Model = p.text()
+	p.lit(`,"gateway":"`)
+	v.Gateway = p.text()
+	p.lit(`,"prompt_tokens":`)
+	v.PromptTokens = int(p.uint())
+	p.lit(`,"max_tokens":`)
+	v.MaxTokens = int(p.uint())
+	p.lit(`,"prompt_digest":"`)
+	v.PromptDigest = p.text()
+	p.lit(`,"stream":`)
+	v.Stream = p.bool()
+	if p.has(`,"group":"`) {
+		v.Group = p.filled()
+	}
+	if p.has(`,"choice":`) {
+		v.Choice = int(p.positive())
+	}
+	if p.has(`,"label":"`) {
+		v.Label = p.filled()
+	}
+	p.lit(`,"prefill_by":"`)
+	v.PrefillBy = p.time()
+	p.lit(`,"deadline":"`)
+	v.Deadline = p.time()
+	p.lit(`,"facts":`)
+	v.Facts.scanJSON(p)
+	p.lit(`}`)
+}
+
 func (v *RequestRejected) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -1728,6 +1951,28 @@ func (v *RequestRejected) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0x1f, requestRejectedFields)
+}
+
+func (v *RequestRejected) scanJSON(p *scan) {
+	*v = RequestRejected{}
+	p.lit(`{"error":`)
+	v.Error.scanJSON(p)
+	p.lit(`,"stage":"`)
+	v.Stage = p.text()
+	p.lit(`,"model":"`)
+	v.Model = p.text()
+	p.lit(`,"prompt_tokens":`)
+	v.PromptTokens = int(p.uint())
+	p.lit(`,"max_tokens":`)
+	v.MaxTokens = int(p.uint())
+	if p.has(`,"worker":"`) {
+		v.Worker = p.filled()
+	}
+	if p.has(`,"facts":`) {
+		v.Facts = new(AdmissionFacts)
+		v.Facts.scanJSON(p)
+	}
+	p.lit(`}`)
 }
 
 func (v *RequestPrefilled) appendJSON(b []byte) ([]byte, error) {
@@ -1835,6 +2080,33 @@ func (v *RequestPrefilled) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0x2ff, requestPrefilledFields)
+}
+
+func (v *RequestPrefilled) scanJSON(p *scan) {
+	reusedPages := v.Pages[:0]
+	*v = RequestPrefilled{}
+	p.lit(`{"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"worker_epoch":`)
+	v.WorkerEpoch = uint64(p.uint())
+	p.lit(`,"prompt_tokens":`)
+	v.PromptTokens = int(p.uint())
+	p.lit(`,"pages":`)
+	v.Pages = p.runs(reusedPages)
+	p.lit(`,"page_tokens":`)
+	v.PageTokens = int(p.uint())
+	p.lit(`,"layout":"`)
+	v.Layout = p.text()
+	p.lit(`,"kv_bytes":`)
+	v.KVBytes = int64(p.uint())
+	p.lit(`,"kv_digest":"`)
+	v.KVDigest = p.text()
+	if p.has(`,"reference":"`) {
+		v.Reference = p.filled()
+	}
+	p.lit(`,"lease":"`)
+	v.Lease = p.time()
+	p.lit(`}`)
 }
 
 func (v *TransferGranted) appendJSON(b []byte) ([]byte, error) {
@@ -1946,6 +2218,34 @@ func (v *TransferGranted) readJSON(p *parser) {
 	p.close(&o, 0x7ff, transferGrantedFields)
 }
 
+func (v *TransferGranted) scanJSON(p *scan) {
+	reusedPages := v.Pages[:0]
+	*v = TransferGranted{}
+	p.lit(`{"grant_epoch":`)
+	v.GrantEpoch = int(p.uint())
+	p.lit(`,"owner":"`)
+	v.Owner = p.text()
+	p.lit(`,"owner_epoch":`)
+	v.OwnerEpoch = uint64(p.uint())
+	p.lit(`,"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"worker_epoch":`)
+	v.WorkerEpoch = uint64(p.uint())
+	p.lit(`,"worker_key":"`)
+	v.WorkerKey = p.text()
+	p.lit(`,"owner_key":"`)
+	v.OwnerKey = p.text()
+	p.lit(`,"owner_address":"`)
+	v.OwnerAddress = p.text()
+	p.lit(`,"pages":`)
+	v.Pages = p.runs(reusedPages)
+	p.lit(`,"reserved_tokens":`)
+	v.ReservedTokens = int(p.uint())
+	p.lit(`,"lease":"`)
+	v.Lease = p.time()
+	p.lit(`}`)
+}
+
 func (v *RequestTransferred) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2025,6 +2325,25 @@ func (v *RequestTransferred) readJSON(p *parser) {
 	p.close(&o, 0x7f, requestTransferredFields)
 }
 
+func (v *RequestTransferred) scanJSON(p *scan) {
+	*v = RequestTransferred{}
+	p.lit(`{"grant_epoch":`)
+	v.GrantEpoch = int(p.uint())
+	p.lit(`,"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"worker_epoch":`)
+	v.WorkerEpoch = uint64(p.uint())
+	p.lit(`,"kv_bytes":`)
+	v.KVBytes = int64(p.uint())
+	p.lit(`,"kv_digest":"`)
+	v.KVDigest = p.text()
+	p.lit(`,"duration_us":`)
+	v.DurationUS = int64(p.uint())
+	p.lit(`,"decode_by":"`)
+	v.DecodeBy = p.time()
+	p.lit(`}`)
+}
+
 func (v *RequestDecoded) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2096,6 +2415,23 @@ func (v *RequestDecoded) readJSON(p *parser) {
 	p.close(&o, 0x3f, requestDecodedFields)
 }
 
+func (v *RequestDecoded) scanJSON(p *scan) {
+	*v = RequestDecoded{}
+	p.lit(`{"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"worker_epoch":`)
+	v.WorkerEpoch = uint64(p.uint())
+	p.lit(`,"prompt_tokens":`)
+	v.PromptTokens = int(p.uint())
+	p.lit(`,"completion_tokens":`)
+	v.CompletionTokens = int(p.uint())
+	p.lit(`,"finish_reason":"`)
+	v.FinishReason = scanWord(p, finishReasons)
+	p.lit(`,"output_digest":"`)
+	v.OutputDigest = p.text()
+	p.lit(`}`)
+}
+
 func (v *RequestFailed) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2155,6 +2491,20 @@ func (v *RequestFailed) readJSON(p *parser) {
 	p.close(&o, 0x7, requestFailedFields)
 }
 
+func (v *RequestFailed) scanJSON(p *scan) {
+	*v = RequestFailed{}
+	p.lit(`{"error":`)
+	v.Error.scanJSON(p)
+	p.lit(`,"from":"`)
+	v.From = scanWord(p, states)
+	p.lit(`,"stage":"`)
+	v.Stage = p.text()
+	if p.has(`,"worker":"`) {
+		v.Worker = p.filled()
+	}
+	p.lit(`}`)
+}
+
 func (v *RequestCancelled) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2192,6 +2542,15 @@ func (v *RequestCancelled) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0x3, requestCancelledFields)
+}
+
+func (v *RequestCancelled) scanJSON(p *scan) {
+	*v = RequestCancelled{}
+	p.lit(`{"reason":"`)
+	v.Reason = scanWord(p, codes)
+	p.lit(`,"from":"`)
+	v.From = scanWord(p, states)
+	p.lit(`}`)
 }
 
 func (v *RequestReleased) appendJSON(b []byte) ([]byte, error) {
@@ -2274,6 +2633,27 @@ func (v *RequestReleased) readJSON(p *parser) {
 	p.close(&o, 0xff, requestReleasedFields)
 }
 
+func (v *RequestReleased) scanJSON(p *scan) {
+	*v = RequestReleased{}
+	p.lit(`{"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"worker_epoch":`)
+	v.WorkerEpoch = uint64(p.uint())
+	p.lit(`,"role":"`)
+	v.Role = scanWord(p, roles)
+	p.lit(`,"generation":`)
+	v.Generation = uint64(p.uint())
+	p.lit(`,"pages":`)
+	v.Pages = int(p.uint())
+	p.lit(`,"drained":`)
+	v.Drained = p.bool()
+	p.lit(`,"scrubbed":`)
+	v.Scrubbed = p.bool()
+	p.lit(`,"reason":"`)
+	v.Reason = p.text()
+	p.lit(`}`)
+}
+
 func (v *CommandDenied) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2351,6 +2731,30 @@ func (v *CommandDenied) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0xf, commandDeniedFields)
+}
+
+func (v *CommandDenied) scanJSON(p *scan) {
+	*v = CommandDenied{}
+	p.lit(`{"command":"`)
+	v.Command = scanWord(p, commandTypes)
+	p.lit(`,"state":`)
+	if p.has(`""`) {
+		v.State = ""
+	} else {
+		p.lit(`"`)
+		v.State = scanWord(p, states)
+	}
+	p.lit(`,"code":"`)
+	v.Code = scanWord(p, codes)
+	p.lit(`,"message":"`)
+	v.Message = p.text()
+	if p.has(`,"expected":"`) {
+		v.Expected = p.filled()
+	}
+	if p.has(`,"actual":"`) {
+		v.Actual = p.filled()
+	}
+	p.lit(`}`)
 }
 
 func (v *WorkerJoined) appendJSON(b []byte) ([]byte, error) {
@@ -2491,6 +2895,39 @@ func (v *WorkerJoined) readJSON(p *parser) {
 	p.close(&o, 0x3fff, workerJoinedFields)
 }
 
+func (v *WorkerJoined) scanJSON(p *scan) {
+	*v = WorkerJoined{}
+	p.lit(`{"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"role":"`)
+	v.Role = scanWord(p, roles)
+	p.lit(`,"model":"`)
+	v.Model = p.text()
+	p.lit(`,"epoch":`)
+	v.Epoch = uint64(p.uint())
+	p.lit(`,"public_key":"`)
+	v.PublicKey = p.text()
+	p.lit(`,"address":"`)
+	v.Address = p.text()
+	p.lit(`,"engine":"`)
+	v.Engine = p.text()
+	p.lit(`,"version":"`)
+	v.Version = p.text()
+	p.lit(`,"context_tokens":`)
+	v.ContextTokens = int(p.uint())
+	p.lit(`,"max_input_tokens":`)
+	v.MaxInputTokens = int(p.uint())
+	p.lit(`,"pool_pages":`)
+	v.PoolPages = int(p.uint())
+	p.lit(`,"page_tokens":`)
+	v.PageTokens = int(p.uint())
+	p.lit(`,"token_bytes":`)
+	v.TokenBytes = int(p.uint())
+	p.lit(`,"layout":"`)
+	v.Layout = p.text()
+	p.lit(`}`)
+}
+
 func (v *WorkerLeft) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2535,6 +2972,17 @@ func (v *WorkerLeft) readJSON(p *parser) {
 	p.close(&o, 0x7, workerLeftFields)
 }
 
+func (v *WorkerLeft) scanJSON(p *scan) {
+	*v = WorkerLeft{}
+	p.lit(`{"worker":"`)
+	v.Worker = p.text()
+	p.lit(`,"epoch":`)
+	v.Epoch = uint64(p.uint())
+	p.lit(`,"reason":"`)
+	v.Reason = p.text()
+	p.lit(`}`)
+}
+
 func (v *ModelQuarantined) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2573,6 +3021,15 @@ func (v *ModelQuarantined) readJSON(p *parser) {
 	p.close(&o, 0x3, modelQuarantinedFields)
 }
 
+func (v *ModelQuarantined) scanJSON(p *scan) {
+	*v = ModelQuarantined{}
+	p.lit(`{"model":"`)
+	v.Model = p.text()
+	p.lit(`,"reason":"`)
+	v.Reason = p.text()
+	p.lit(`}`)
+}
+
 func (v *ModelRestored) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -2609,6 +3066,177 @@ func (v *ModelRestored) readJSON(p *parser) {
 		}
 	}
 	p.close(&o, 0x3, modelRestoredFields)
+}
+
+func (v *ModelRestored) scanJSON(p *scan) {
+	*v = ModelRestored{}
+	p.lit(`{"model":"`)
+	v.Model = p.text()
+	p.lit(`,"reason":"`)
+	v.Reason = p.text()
+	p.lit(`}`)
+}
+
+func (v *AuditRead) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"reader":`...)
+	if b, ok = appendString(b, v.Reader); !ok {
+		return b, wrong("reader", wantText)
+	}
+	b = append(b, `,"kind":`...)
+	if b, ok = appendString(b, v.Kind); !ok {
+		return b, wrong("kind", wantText)
+	}
+	b = append(b, `,"via":`...)
+	if b, ok = appendString(b, v.Via); !ok {
+		return b, wrong("via", wantText)
+	}
+	b = append(b, `,"reads":`...)
+	if v.Reads < 0 {
+		return b, wrong("reads", wantCount)
+	}
+	b = appendInt(b, int64(v.Reads))
+	if v.Tenant != "" {
+		b = append(b, `,"tenant":`...)
+		if b, ok = appendString(b, v.Tenant); !ok {
+			return b, wrong("tenant", wantText)
+		}
+	}
+	if v.Request != "" {
+		b = append(b, `,"request":`...)
+		if b, ok = appendString(b, v.Request); !ok {
+			return b, wrong("request", wantText)
+		}
+	}
+	if v.Model != "" {
+		b = append(b, `,"model":`...)
+		if b, ok = appendString(b, v.Model); !ok {
+			return b, wrong("model", wantText)
+		}
+	}
+	if v.FromSeq != 0 {
+		b = append(b, `,"from_seq":`...)
+		b = appendUint(b, v.FromSeq)
+	}
+	if v.ToSeq != 0 {
+		b = append(b, `,"to_seq":`...)
+		b = appendUint(b, v.ToSeq)
+	}
+	if !v.Since.IsZero() {
+		b = append(b, `,"since":`...)
+		if b, ok = appendTime(b, v.Since); !ok {
+			return b, wrong("since", wantTime)
+		}
+	}
+	if !v.Until.IsZero() {
+		b = append(b, `,"until":`...)
+		if b, ok = appendTime(b, v.Until); !ok {
+			return b, wrong("until", wantTime)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var auditReadFields = []string{"reader", "kind", "via", "reads", "tenant", "request", "model", "from_seq", "to_seq", "since", "until"}
+
+func (v *AuditRead) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "reader":
+			if p.field(&o, 0) {
+				v.Reader = p.string()
+			}
+		case "kind":
+			if p.field(&o, 1) {
+				v.Kind = p.string()
+			}
+		case "via":
+			if p.field(&o, 2) {
+				v.Via = p.string()
+			}
+		case "reads":
+			if p.field(&o, 3) {
+				v.Reads = int(p.uint(math.MaxInt))
+			}
+		case "tenant":
+			if p.field(&o, 4) {
+				v.Tenant = p.string()
+				p.present(v.Tenant != "")
+			}
+		case "request":
+			if p.field(&o, 5) {
+				v.Request = p.string()
+				p.present(v.Request != "")
+			}
+		case "model":
+			if p.field(&o, 6) {
+				v.Model = p.string()
+				p.present(v.Model != "")
+			}
+		case "from_seq":
+			if p.field(&o, 7) {
+				v.FromSeq = p.uint(math.MaxUint64)
+				p.present(v.FromSeq != 0)
+			}
+		case "to_seq":
+			if p.field(&o, 8) {
+				v.ToSeq = p.uint(math.MaxUint64)
+				p.present(v.ToSeq != 0)
+			}
+		case "since":
+			if p.field(&o, 9) {
+				v.Since = p.time()
+				p.present(!v.Since.IsZero())
+			}
+		case "until":
+			if p.field(&o, 10) {
+				v.Until = p.time()
+				p.present(!v.Until.IsZero())
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0xf, auditReadFields)
+}
+
+func (v *AuditRead) scanJSON(p *scan) {
+	*v = AuditRead{}
+	p.lit(`{"reader":"`)
+	v.Reader = p.text()
+	p.lit(`,"kind":"`)
+	v.Kind = p.text()
+	p.lit(`,"via":"`)
+	v.Via = p.text()
+	p.lit(`,"reads":`)
+	v.Reads = int(p.uint())
+	if p.has(`,"tenant":"`) {
+		v.Tenant = p.filled()
+	}
+	if p.has(`,"request":"`) {
+		v.Request = p.filled()
+	}
+	if p.has(`,"model":"`) {
+		v.Model = p.filled()
+	}
+	if p.has(`,"from_seq":`) {
+		v.FromSeq = uint64(p.positive())
+	}
+	if p.has(`,"to_seq":`) {
+		v.ToSeq = uint64(p.positive())
+	}
+	if p.has(`,"since":"`) {
+		v.Since = p.moment()
+	}
+	if p.has(`,"until":"`) {
+		v.Until = p.moment()
+	}
+	p.lit(`}`)
 }
 
 func (v *Grant) appendJSON(b []byte) ([]byte, error) {

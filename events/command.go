@@ -25,13 +25,14 @@ const (
 	CmdLeave      CommandType = "leave"      // prefill, decode, lifecycle
 	CmdQuarantine CommandType = "quarantine" // operator
 	CmdRestore    CommandType = "restore"    // operator
+	CmdAudit      CommandType = "audit"      // auditor
 )
 
 // Command is an order as it arrives. Role and Principal come from the subject,
 // never from the payload: the NATS user's permissions pin the subject.
 type Command struct {
 	Type        CommandType
-	Subject     string // request id, worker or model
+	Subject     string // request id, worker, model or id of a read
 	Role        Role
 	Principal   string
 	Traceparent string
@@ -46,13 +47,12 @@ type CommandData interface{ CommandType() CommandType }
 // of the same subject again gets the recorded answer, whatever the transport
 // did. It is half of a SHA-256, in hex.
 func (c *Command) Key() string {
-	h := sha256.New()
-	for _, s := range []string{string(c.Type), string(c.Role), c.Principal, c.Subject} {
-		h.Write([]byte(s))
-		h.Write([]byte{0})
+	b := make([]byte, 0, 1024) // on the stack; longer commands go to the heap
+	for _, s := range [...]string{string(c.Type), string(c.Role), c.Principal, c.Subject} {
+		b = append(append(b, s...), 0)
 	}
-	h.Write(c.Raw)
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	h := sha256.Sum256(append(b, c.Raw...))
+	return string(hex.AppendEncode(b[:0], h[:16]))
 }
 
 // From is the principal as events name it: "<role>.<name>".
@@ -178,6 +178,23 @@ type Restore struct {
 	Reason string `json:"reason" is:"text"`
 }
 
+// Audit records a read of the audit log (command "audit"); the fields are those of
+// the event. Its subject is an id of the read's own, a UUIDv7: two reads are two
+// commands, however alike they are.
+type Audit struct {
+	Reader  string    `json:"reader" is:"name"`
+	Kind    string    `json:"kind" is:"read"`
+	Via     string    `json:"via" is:"via"`
+	Reads   int       `json:"reads" is:"positive"`
+	Tenant  string    `json:"tenant,omitempty" is:"name"`
+	Request string    `json:"request,omitempty" is:"request"`
+	Model   string    `json:"model,omitempty" is:"model"`
+	FromSeq uint64    `json:"from_seq,omitempty"`
+	ToSeq   uint64    `json:"to_seq,omitempty"`
+	Since   time.Time `json:"since,omitzero"`
+	Until   time.Time `json:"until,omitzero"`
+}
+
 func (*Admit) CommandType() CommandType         { return CmdAdmit }
 func (*Reject) CommandType() CommandType        { return CmdReject }
 func (*Prefill) CommandType() CommandType       { return CmdPrefilled }
@@ -191,6 +208,7 @@ func (*Register) CommandType() CommandType      { return CmdRegister }
 func (*Leave) CommandType() CommandType         { return CmdLeave }
 func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
+func (*Audit) CommandType() CommandType         { return CmdAudit }
 
 // Heartbeat is a sign of life on core NATS. It is no command: it is not
 // recorded, routes and admissions read it, and nothing is decided from it alone.

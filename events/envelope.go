@@ -15,10 +15,9 @@ const (
 	HeaderExpected = "Nats-Expected-Last-Subject-Sequence" // what the envelope was written under
 	HeaderEnvelope = "Pdgate-Envelope"                     // the writer's name for it, unique
 	HeaderMAC      = "Pdgate-Mac"                          // see MAC
-	HeaderPosition = "Pdgate-Position"                     // of a notified event
+	HeaderPosition = "Pdgate-Position"                     // of notified events, see Notice
 	HeaderContent  = "Content-Type"
 	ContentEvents  = "application/cloudevents+jsonl" // event lines
-	ContentEvent   = "application/cloudevents+json"  // one event
 )
 
 // Envelope is one stored message.
@@ -40,15 +39,13 @@ var ErrMAC = errors.New("envelope: message authentication code is missing or wro
 // the subject, with or without a compare-and-swap.
 func MAC(key []byte, partition int, expected uint64, lines []byte) string {
 	m := hmac.New(sha256.New, key)
-	var n [8]byte
 	s := LogSubject(partition)
-	binary.BigEndian.PutUint64(n[:], uint64(len(s)))
-	m.Write(n[:])
-	m.Write([]byte(s))
-	binary.BigEndian.PutUint64(n[:], expected)
-	m.Write(n[:])
+	b := make([]byte, 0, 64)
+	b = binary.BigEndian.AppendUint64(b, uint64(len(s)))
+	b = append(b, s...)
+	m.Write(binary.BigEndian.AppendUint64(b, expected))
 	m.Write(lines)
-	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+	return encode64([sha256.Size]byte(m.Sum(b[:0])))
 }
 
 // Verify checks the envelope's MAC.
@@ -79,5 +76,18 @@ func Split(lines []byte, f func(line int, event []byte) error) error {
 // padding. Receipts and tenant chains carry it.
 func Hash(event []byte) string {
 	h := sha256.Sum256(event)
-	return base64.RawURLEncoding.EncodeToString(h[:])
+	return encode64(h)
+}
+
+// AppendHash appends an event's [Hash].
+func AppendHash(dst, event []byte) []byte {
+	h := sha256.Sum256(event)
+	return base64.RawURLEncoding.AppendEncode(dst, h[:])
+}
+
+// encode64 is base64url without padding.
+func encode64(h [sha256.Size]byte) string {
+	var b [43]byte
+	base64.RawURLEncoding.Encode(b[:], h[:])
+	return string(b[:])
 }

@@ -123,10 +123,11 @@ func (p *parser) skipList(depth int) {
 	}
 }
 
+const timeForm = "0000-00-00T00:00:00.000000Z"
+
 // parseTime reads the canonical form of a time.
-func parseTime(b []byte) (time.Time, bool) {
-	const form = "0000-00-00T00:00:00.000000Z"
-	if len(b) != len(form) || b[4] != '-' || b[7] != '-' || b[10] != 'T' || b[13] != ':' || b[16] != ':' || b[19] != '.' || b[26] != 'Z' {
+func parseTime[T string | []byte](b T) (time.Time, bool) {
+	if len(b) != len(timeForm) || b[4] != '-' || b[7] != '-' || b[10] != 'T' || b[13] != ':' || b[16] != ':' || b[19] != '.' || b[26] != 'Z' {
 		return time.Time{}, false
 	}
 	bad := byte(0) // above 9 if any digit was none
@@ -138,14 +139,39 @@ func parseTime(b []byte) (time.Time, bool) {
 	year, month, day := n(0)*100+n(2), n(5), n(8)
 	hour, minute, second := n(11), n(14), n(17)
 	us := n(20)*10000 + n(22)*100 + n(24)
-	if bad > 9 {
+	if bad > 9 || month < 1 || month > 12 || day < 1 || hour > 23 || minute > 59 || second > 59 {
 		return time.Time{}, false
 	}
-	if month < 1 || month > 12 || day < 1 || day > 31 || hour > 23 || minute > 59 || second > 59 {
+	if day > 28 && day > daysIn(year, month) {
 		return time.Time{}, false
 	}
-	t := time.Date(year, time.Month(month), day, hour, minute, second, us*1000, time.UTC)
-	return t, day <= 28 || t.Day() == day // time.Date makes 31 April 1 May
+	s := (days(year, month, day)*24+hour)*60 + minute
+	return time.Unix(int64(s)*60+int64(second), int64(us)*1000).UTC(), true
+}
+
+func daysIn(year, month int) int {
+	switch month {
+	case 4, 6, 9, 11:
+		return 30
+	case 2:
+		if year%4 == 0 && (year%100 != 0 || year%400 == 0) {
+			return 29
+		}
+		return 28
+	}
+	return 31
+}
+
+// days counts the days from 1970 to a date of the years 0 to 9999. Its year
+// begins in March, so that a leap day is the last one, and 400 years earlier, so
+// that none is negative.
+func days(year, month, day int) int {
+	year += 400
+	if month -= 3; month < 0 {
+		month += 12
+		year--
+	}
+	return year*365 + year/4 - year/100 + year/400 + (month*153+2)/5 + day - 1 - 719468 - 146097
 }
 
 // unescape decodes the inside of a JSON string. Half a surrogate pair is no

@@ -22,6 +22,11 @@ const (
 	WorkDomain = "work" // JetStream domain under which lifecycle sees the work stream
 	NotifyAll  = "pdgate.notify.>"
 
+	AuditStream = "PDGATE_AUDIT"
+	AuditSigned = "pdgate.audit.signed" // the last signed tree, written under a compare-and-swap
+	AuditDomain = "audit"               // JetStream domain under which lifecycle sees the audit stream
+	ReceiptAll  = "pdgate.audit.receipt.*.*"
+
 	commandPrefix = "pdgate.v1."
 	opsToken      = "ops"
 	anyToken      = "any"
@@ -73,6 +78,11 @@ func CommandSubject(role Role, principal string, c CommandType, partition int) s
 // one is silent. The log makes one answer count.
 func CommandSubjectAny(role Role, principal string, c CommandType, partition int) string {
 	return commandPrefix + string(role) + "." + principal + "." + string(c) + "." + anyToken + "." + partitionToken(partition)
+}
+
+// ReceiptSubject addresses a request for a receipt's proof to any auditor.
+func ReceiptSubject(role Role, principal string) string {
+	return "pdgate.audit.receipt." + string(role) + "." + principal
 }
 
 // QuerySubject addresses a query (get, history, list, workers, info) to any replica.
@@ -131,10 +141,10 @@ func ValidModel(s string) bool {
 	return !strings.HasPrefix(s, ".") && !strings.HasSuffix(s, ".") && !strings.Contains(s, "..") && ValidName(strings.ReplaceAll(s, ".", "-"))
 }
 
-// NotifySubject carries a request's events after they are durable: the event's
-// canonical bytes, with its position in the header [HeaderPosition].
-func NotifySubject(model, requestID string) string {
-	return "pdgate.notify." + Token(model) + "." + requestID
+// NotifySubject carries the events of a model's requests in one partition after
+// they are durable, see [Notice].
+func NotifySubject(model string, partition int) string {
+	return "pdgate.notify." + Token(model) + "." + partitionToken(partition)
 }
 
 // WorkSubject is the queue of a model's work for one role.
@@ -174,6 +184,8 @@ func (r Role) Allowed() []CommandType {
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
 		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore}
+	case RoleAuditor:
+		return []CommandType{CmdAudit}
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func TestSubjectsKeepTheirShape(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		model, who := drawText(t, "model", "model"), drawText(t, "name", "name")
 		for subject, tokens := range map[string]int{
-			NotifySubject(model, requestID):                  4,
+			NotifySubject(model, 3):                          4,
 			WorkSubject(model, RolePrefill):                  4,
 			PromptSubject(who, RoleDecode, who, requestID):   6,
 			OutputSubject(who, who, requestID):               5,

@@ -255,6 +255,6 @@ func (w *Worker) lastWord(ctx context.Context, j *job) outcome {
 
 // flushAfter and flushBytes bound how long output rests before it is sent.
 const (
-	flushAfter = 5 * time.Millisecond
+	flushAfter = 2 * time.Millisecond
 	flushBytes = 1 << 10
 )

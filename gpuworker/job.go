@@ -116,6 +116,13 @@ func (w *Worker) settle(err error) {
 	}
 }
 
+// Holds says whether events of the request are news for the worker.
+func (w *Worker) Holds(requestID string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.jobs[requestID] != nil
+}
+
 // Notice tells the worker of a recorded event. Events of requests that it does
 // not hold cost a map access. It does not block.
 func (w *Worker) Notice(e *events.Event) {

@@ -182,7 +182,7 @@ func TestAsyncAPICommands(t *testing.T) {
 		expect(events.HeartbeatSubject(role, "w1"), "receive", "messages/heartbeat.json", false, role)
 		expect(events.WorkSubject("llama-3.1", role), "send", "messages/work.json", false, events.RoleLifecycle)
 	}
-	expect(events.NotifySubject("llama-3.1", "r"), "send", "events/", false, events.RoleLifecycle)
+	expect(events.NotifySubject("llama-3.1", 3), "send", "", false, events.RoleLifecycle)
 	expect(events.PromptSubject("gw1", "operator", "d1", "r"), "receive", "messages/prompt_request.json", true, events.RolePrefill, events.RoleDecode)
 	expect(events.OutputSubject("gw1", "d1", "r"), "receive", "", false, events.RoleDecode)
 	for subject := range found {

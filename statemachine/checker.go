@@ -3,7 +3,9 @@ package statemachine
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -69,12 +71,17 @@ type Checker struct {
 	cfg   CheckerConfig
 	clock time.Time // latest time an event names
 
-	parts     map[int]uint64 // partition -> sequence of its last envelope
+	decoder   events.Decoder
+	keep      keeper
+	parts     map[int]*part
 	envelopes recent
-	outside   recent // ids of events outside of any history
-	tenants   map[tenantKey]tenantEnd
-	requests  map[string]*checked
-	closed    []closing // in order of their time
+	outside   recent              // ids of events outside of any history
+	requests  map[string]*checked // those that are open
+	ended     map[string]ended    // those that are closed and remembered
+	closed    endings             // in order of their time
+	free      []*checked          // to be used again
+	scratch   []byte
+	hash      []byte // of the event at hand
 	ops       Ops
 	pages     ledger
 	clients   clientSide
@@ -84,27 +91,16 @@ type Checker struct {
 	more          int
 }
 
-type tenantKey struct {
-	partition int
-	tenant    string
+// part is the end of one partition.
+type part struct {
+	last    uint64 // sequence of its last envelope
+	tenants map[string]*tenantEnd
 }
 
+// tenantEnd is the end of one tenant's chain in a partition.
 type tenantEnd struct {
 	seq  uint64
-	hash string
-}
-
-// checked is one request as the checker knows it.
-type checked struct {
-	Request
-	partition int
-	last      time.Time
-	broken    bool // its history has a hole: what follows cannot be judged
-}
-
-type closing struct {
-	id string
-	at time.Time
+	hash []byte // the end's own, and written over
 }
 
 // NewChecker makes a checker of one log.
@@ -120,7 +116,7 @@ func NewChecker(cfg CheckerConfig) *Checker {
 		limit = 1 << 16
 	}
 	return &Checker{
-		cfg: cfg, parts: map[int]uint64{}, tenants: map[tenantKey]tenantEnd{}, requests: map[string]*checked{},
+		cfg: cfg, parts: map[int]*part{}, requests: map[string]*checked{}, ended: map[string]ended{},
 		envelopes: recent{limit: limit}, outside: recent{limit: limit}, pages: ledger{},
 		clients: newClientSide(!cfg.NoIndex),
 	}
@@ -131,7 +127,7 @@ func (c *Checker) violate(rule, subject string, pos events.Position, format stri
 		c.more++
 		return
 	}
-	c.violations = append(c.violations, Violation{rule, subject, pos, fmt.Sprintf(format, args...)})
+	c.violations = append(c.violations, Violation{rule, strings.Clone(subject), pos, fmt.Sprintf(format, args...)})
 }
 
 // Add reads the next envelope. An envelope that cannot be read is an error, and
@@ -142,28 +138,37 @@ func (c *Checker) Add(env *events.Envelope) error {
 	}
 	at := events.Position{Seq: env.Seq}
 	subject := events.LogSubject(env.Partition)
+	p := c.parts[env.Partition]
+	if p == nil {
+		p = &part{tenants: map[string]*tenantEnd{}}
+		c.parts[env.Partition] = p
+	}
 	if c.cfg.Key != nil {
 		if err := env.Verify(c.cfg.Key); err != nil {
 			// Not written by the service: its events are no part of the log. It
 			// stands in the stream all the same, and writers go on from there.
-			c.parts[env.Partition] = env.Seq
+			p.last = env.Seq
 			c.violate(RuleLog, subject, at, "the envelope's MAC is wrong")
 			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 		}
 	}
-	if last := c.parts[env.Partition]; env.Expected != last || env.Seq <= last {
-		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, last)
+	if env.Expected != p.last || env.Seq <= p.last {
+		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, p.last)
 	}
-	c.parts[env.Partition] = env.Seq
+	p.last = env.Seq
 	if env.ID != "" && !c.envelopes.add(env.ID) {
 		c.violate(RuleLog, subject, at, "the envelope stands twice")
 	}
 	err := events.Split(env.Lines, func(line int, b []byte) error {
-		e, err := events.Decode(b)
+		e, err := c.decode(env.Partition, b)
 		if err != nil {
 			return err
 		}
-		c.event(env.Partition, e, events.Position{Seq: env.Seq, Line: line}, events.Hash(b))
+		c.hash = c.hash[:0]
+		if e.Tenant != "" || c.clients.listen() {
+			c.hash = events.AppendHash(c.hash, b)
+		}
+		c.event(env.Partition, p, e, events.Position{Seq: env.Seq, Line: line})
 		return nil
 	})
 	if err != nil {
@@ -174,55 +179,71 @@ func (c *Checker) Add(env *events.Envelope) error {
 	return nil
 }
 
-func (c *Checker) event(partition int, e *events.Event, pos events.Position, hash string) {
+// decode reads an event. Those of requests are the decoder's, and good until the
+// next one: what is kept of them goes through the keeper. Operations are few,
+// and their aggregate keeps them whole.
+func (c *Checker) decode(partition int, line []byte) (*events.Event, error) {
+	if partition == events.OpsPartition {
+		return events.Decode(line)
+	}
+	return c.decoder.Decode(line)
+}
+
+func (c *Checker) event(partition int, p *part, e *events.Event, pos events.Position) {
 	c.events++
 	if e.Time.After(c.clock) {
 		c.clock = e.Time
 	}
-	c.chainTenant(partition, e, pos, hash)
+	c.chainTenant(p, e, pos)
 	switch {
 	case partition == events.OpsPartition:
-		c.operation(e, pos, hash)
+		c.operation(e, pos)
 	case e.N == 0:
-		c.outsider(e, pos, hash, events.New)
+		c.outsider(e, pos, events.New)
 	default:
-		c.request(partition, e, pos, hash)
+		c.request(partition, e, pos)
 	}
 }
 
 // chainTenant checks that the tenant's history in the partition has no hole.
-func (c *Checker) chainTenant(partition int, e *events.Event, pos events.Position, hash string) {
+func (c *Checker) chainTenant(p *part, e *events.Event, pos events.Position) {
 	if e.Tenant == "" {
 		return
 	}
-	k := tenantKey{partition, e.Tenant}
-	end := c.tenants[k]
+	end := p.tenants[e.Tenant]
+	if end == nil {
+		end = &tenantEnd{}
+		p.tenants[strings.Clone(e.Tenant)] = end
+	}
 	switch {
 	case e.TenantSeq != end.seq+1:
 		c.violate(RuleLog, e.Subject, pos, "tenantseq %d follows %d", e.TenantSeq, end.seq)
-	case e.TenantPrev != end.hash:
+	case e.TenantPrev != string(end.hash):
 		c.violate(RuleLog, e.Subject, pos, "tenantprev is not the hash of the tenant's event before")
 	}
-	c.tenants[k] = tenantEnd{e.TenantSeq, hash}
+	end.seq, end.hash = e.TenantSeq, append(end.hash[:0], c.hash...)
 }
 
-func (c *Checker) operation(e *events.Event, pos events.Position, hash string) {
+func (c *Checker) operation(e *events.Event, pos events.Position) {
 	if e.N == 0 {
-		c.outsider(e, pos, hash, "")
+		c.outsider(e, pos, "")
 		return
 	}
-	if err := FoldOps(&c.ops, e, pos, hash); err != nil {
+	if err := FoldOps(&c.ops, e, pos, ""); err != nil {
 		c.violate(RuleDecision, e.Subject, pos, "%v", err)
 	}
 	if d, ok := e.Data.(*events.WorkerJoined); ok {
 		c.pages.joined(d.Worker, d.Epoch)
 	}
-	c.clients.saw(e, pos, hash, "")
+	c.clients.saw(e, pos, c.hash, "")
 }
 
-// outsider is a denial of a command that met no history; state is what it met.
-func (c *Checker) outsider(e *events.Event, pos events.Position, hash string, state events.State) {
+// outsider is a denial of a command that met no history, or a read of the audit
+// log; state is what it met.
+func (c *Checker) outsider(e *events.Event, pos events.Position, state events.State) {
 	switch q := c.requests[e.Subject]; {
+	case e.Type == events.TypeAuditRead && state == "":
+		// On the operations' subject: it says who looked, and decides nothing.
 	case e.Type != denied:
 		c.violate(RuleLog, e.Subject, pos, "%s stands outside of any history", e.Type)
 	case q != nil && q.Open():
@@ -231,19 +252,18 @@ func (c *Checker) outsider(e *events.Event, pos events.Position, hash string, st
 	if !c.outside.add(e.ID) {
 		c.violate(RuleLog, e.Subject, pos, "the event's id stands twice")
 	}
-	c.clients.saw(e, pos, hash, state)
+	c.clients.saw(e, pos, c.hash, state)
 }
 
-func (c *Checker) request(partition int, e *events.Event, pos events.Position, hash string) {
-	q := c.requests[e.Subject]
+func (c *Checker) request(partition int, e *events.Event, pos events.Position) {
+	q := c.find(e.Subject)
 	if q == nil {
 		if !c.begins(e, pos) {
-			c.clients.saw(e, pos, hash, "")
+			c.clients.saw(e, pos, c.hash, "")
 			return
 		}
-		q = &checked{partition: partition}
-		q.ID, q.State = e.Subject, events.New
-		c.requests[e.Subject] = q
+		q = c.begin(e.Subject)
+		q.partition = partition
 		c.total++
 		if n := c.cfg.Partitions; n > 0 && events.PartitionOf(e.Subject, n) != partition {
 			c.violate(RuleLog, e.Subject, pos, "the request is in partition %d", partition)
@@ -254,18 +274,21 @@ func (c *Checker) request(partition int, e *events.Event, pos events.Position, h
 	q.last = e.Time
 	found := len(c.violations) + c.more
 	ok := c.judge(q, e, pos)
-	if err := Fold(&q.Request, e, pos, hash); err != nil {
+	// Without the hash: answers carry it, and a checker gives none.
+	if err := Fold(&q.Request, e, pos, ""); err != nil {
 		if found == len(c.violations)+c.more && !q.broken {
 			c.violate(RuleDecision, e.Subject, pos, "%v", err)
 		}
 		ok = false
+	} else {
+		q.own(e, &c.keep)
 	}
 	if ok {
 		c.account(q, e, pos)
 	}
-	c.clients.saw(e, pos, hash, q.State)
+	c.clients.saw(e, pos, c.hash, q.State)
 	if !q.Open() {
-		c.closed = append(c.closed, closing{q.ID, e.Time})
+		c.end(q)
 	}
 }
 
@@ -285,22 +308,9 @@ func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 	return true
 }
 
-// forget drops requests that were closed long ago.
-func (c *Checker) forget() {
-	i := 0
-	for ; i < len(c.closed) && c.clock.Sub(c.closed[i].at) > c.cfg.Keep; i++ {
-		q := c.requests[c.closed[i].id]
-		if q == nil || q.Open() || c.clock.Sub(q.last) <= c.cfg.Keep {
-			continue // it went on; a later entry follows
-		}
-		delete(c.requests, q.ID)
-	}
-	c.closed = c.closed[i:]
-}
-
 // Close judges what is still open at the end of the log, as of now.
 func (c *Checker) Close(now time.Time) {
-	for _, q := range c.open() {
+	for _, q := range c.stillOpen() {
 		if q.broken || q.Deadline.IsZero() || !now.After(q.Deadline.Add(c.cfg.Slack)) {
 			continue
 		}
@@ -313,14 +323,9 @@ func (c *Checker) Close(now time.Time) {
 	}
 }
 
-// open lists open requests in the order of their ids.
-func (c *Checker) open() []*checked {
-	var all []*checked
-	for _, q := range c.requests {
-		if q.Open() {
-			all = append(all, q)
-		}
-	}
+// stillOpen lists open requests in the order of their ids.
+func (c *Checker) stillOpen() []*checked {
+	all := slices.Collect(maps.Values(c.requests))
 	slices.SortFunc(all, func(a, b *checked) int {
 		if a.ID < b.ID {
 			return -1
@@ -332,7 +337,7 @@ func (c *Checker) open() []*checked {
 
 // Report says what was found so far.
 func (c *Checker) Report() Report {
-	r := Report{Events: c.events, Requests: c.total, Open: len(c.open()), More: c.more}
+	r := Report{Events: c.events, Requests: c.total, Open: len(c.requests), More: c.more}
 	r.Violations = append(slices.Clone(c.violations), c.clients.judge()...)
 	return r
 }
@@ -352,6 +357,7 @@ func (r *recent) add(s string) bool {
 	if r.set == nil {
 		r.set = map[string]struct{}{}
 	}
+	s = strings.Clone(s)
 	r.set[s] = struct{}{}
 	if r.limit > 0 {
 		r.order = append(r.order, s)

@@ -2,6 +2,7 @@ package statemachine
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -70,27 +71,33 @@ func (s *clientSide) fate(request string, make bool) *fate {
 	return f
 }
 
+// listen says whether anything that saw is told may matter.
+func (s *clientSide) listen() bool { return s.index || len(s.fates) > 0 || len(s.answers) > 0 }
+
 // saw notes an event that stands in the log, and the state after it.
-func (s *clientSide) saw(e *events.Event, pos events.Position, hash string, state events.State) {
-	at := sighting{e.Subject, pos, hash, state, e.Type, ""}
+func (s *clientSide) saw(e *events.Event, pos events.Position, hash []byte, state events.State) {
+	if !s.listen() {
+		return
+	}
+	at := sighting{strings.Clone(e.Subject), pos, string(hash), state, e.Type, ""}
 	switch d := e.Data.(type) {
 	case *events.CommandDenied:
 		at.code = d.Code
 	case *events.RequestAdmitted:
-		if f := s.fate(e.Subject, s.index); f != nil {
+		if f := s.fate(at.subject, s.index); f != nil {
 			f.stream = d.Stream
 		}
 	case *events.RequestTransferred:
-		if f := s.fate(e.Subject, s.index); f != nil && state == events.Transferred {
+		if f := s.fate(at.subject, s.index); f != nil && state == events.Transferred {
 			f.transferred = true
 		}
 	case *events.RequestDecoded:
-		if f := s.fate(e.Subject, s.index); f != nil && state == events.Decoded {
-			f.decoded, f.output = true, d.OutputDigest
+		if f := s.fate(at.subject, s.index); f != nil && state == events.Decoded {
+			f.decoded, f.output = true, strings.Clone(d.OutputDigest)
 		}
 	}
 	if s.index {
-		s.events[e.ID] = at
+		s.events[strings.Clone(e.ID)] = at
 	}
 	s.compare(e.ID, at)
 }

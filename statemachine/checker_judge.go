@@ -29,8 +29,8 @@ func (c *Checker) judge(q *checked, e *events.Event, pos events.Position) bool {
 		return false
 	}
 	if e.Command != "" {
-		for _, a := range q.Recorded {
-			if a.Key == e.Command && a.Denied == nil {
+		for i := range q.Recorded {
+			if a := &q.Recorded[i]; a.Key == e.Command && a.Denied == nil {
 				c.violate(RuleLog, q.ID, pos, "the command of number %d was carried out as number %d", e.N, a.N)
 				return true
 			}
@@ -195,11 +195,11 @@ func (c *Checker) account(q *checked, e *events.Event, pos events.Position) {
 	var no string
 	switch d := e.Data.(type) {
 	case *events.RequestPrefilled:
-		no = c.pages.hold(life{d.Worker, d.WorkerEpoch}, q.ID, d.Pages)
+		no = q.take(c.pages, life{q.Prefill.Worker, d.WorkerEpoch}, d.Pages)
 	case *events.TransferGranted:
-		no = c.pages.hold(life{d.Worker, d.WorkerEpoch}, q.ID, d.Pages)
+		no = q.take(c.pages, life{q.Grant.Worker, d.WorkerEpoch}, d.Pages)
 	case *events.RequestReleased:
-		no = c.pages.release(life{d.Worker, d.WorkerEpoch}, q.ID, d.Generation)
+		no = q.giveBack(c.pages, life{d.Worker, d.WorkerEpoch}, d.Generation)
 	}
 	if no != "" {
 		c.violate(RulePages, q.ID, pos, "%s", no)

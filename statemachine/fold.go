@@ -103,7 +103,7 @@ func legal(r *Request, e *events.Event) error {
 }
 
 func known(t events.Type) events.Type {
-	if compiled[t] == nil {
+	if !slices.ContainsFunc(table, func(r Row) bool { return r.Event == t }) {
 		return "an event of no request"
 	}
 	return t
@@ -142,10 +142,12 @@ func apply(r *Request, e *events.Event) {
 	case *events.RequestCancelled:
 		r.Error = events.NewError(d.Reason, "the request was cancelled")
 	case *events.RequestReleased:
-		i := slices.Index(r.Held, holdingOf(d))
-		if r.Held = slices.Delete(slices.Clone(r.Held), i, i+1); len(r.Held) == 0 {
+		if len(r.Held) == 1 {
 			r.Held = nil // as a snapshot that is read back
+			return
 		}
+		i := slices.Index(r.Held, holdingOf(d))
+		r.Held = slices.Delete(slices.Clone(r.Held), i, i+1)
 	}
 }
 
@@ -207,6 +209,8 @@ func emptyData(d events.Data) bool {
 	case *events.ModelQuarantined:
 		return d == nil
 	case *events.ModelRestored:
+		return d == nil
+	case *events.AuditRead:
 		return d == nil
 	}
 	return true

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -37,7 +38,7 @@ func (l ledger) hold(at life, request string, runs []events.PageRun) (wrong stri
 	p := l[at]
 	if p == nil {
 		p = &pool{}
-		l[at] = p
+		l[life{strings.Clone(at.worker), at.epoch}] = p
 	}
 	for _, r := range runs {
 		s := span{uint64(r.Start), uint64(r.Start) + uint64(r.Count), r.Generation, request}
@@ -52,7 +53,15 @@ func (l ledger) hold(at life, request string, runs []events.PageRun) (wrong stri
 }
 
 func (p *pool) insert(s span) (wrong string) {
-	i := sort.Search(len(p.spans), func(i int) bool { return p.spans[i].end > s.start })
+	i := p.search(s.start)
+	if i < len(p.spans) {
+		// Allocations of one size fall on the same pages again and again.
+		if o := &p.spans[i]; o.start == s.start && o.end == s.end && o.request == "" && o.generation < s.generation {
+			*o = s
+			p.live++
+			return ""
+		}
+	}
 	j := i
 	var rest []span // what s leaves over of the spans it cuts
 	for ; j < len(p.spans) && p.spans[j].start < s.end; j++ {
@@ -91,14 +100,19 @@ func (p *pool) insert(s span) (wrong string) {
 	return wrong
 }
 
-// release frees an allocation.
-func (l ledger) release(at life, request string, generation uint64) (wrong string) {
+// search is the index of the first span that ends after a page.
+func (p *pool) search(page uint64) int {
+	return sort.Search(len(p.spans), func(i int) bool { return p.spans[i].end > page })
+}
+
+// release frees an allocation, all of whose pages lie from start to end.
+func (l ledger) release(at life, request string, generation, start, end uint64) (wrong string) {
 	p := l[at]
 	if p == nil {
 		return "a worker released pages that it never held"
 	}
 	found := false
-	for i := range p.spans {
+	for i := p.search(start); i < len(p.spans) && p.spans[i].start < end; i++ {
 		if s := &p.spans[i]; s.request == request && s.generation == generation {
 			s.request, found = "", true
 			p.live--

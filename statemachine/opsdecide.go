@@ -58,6 +58,11 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			return nil, refuse(events.CodeIllegalState, "the model is not quarantined").are("quarantined", "open")
 		}
 		return &events.ModelRestored{Model: c.Subject, Reason: bounded(d.Reason)}, nil
+	case *events.Audit:
+		return &events.AuditRead{
+			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,
+			Model: d.Model, FromSeq: d.FromSeq, ToSeq: d.ToSeq, Since: d.Since, Until: d.Until,
+		}, nil
 	}
 	return nil, refuse(events.CodeMalformed, "the payload is not known to this build")
 }

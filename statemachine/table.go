@@ -60,22 +60,36 @@ func States() []events.State { return slices.Clone(states) }
 // says the same over every pair.
 var compiled = compile(table)
 
-func compile(rows []Row) map[events.Type]map[events.State]events.State {
-	m := map[events.Type]map[events.State]events.State{}
-	for _, r := range rows {
-		if m[r.Event] == nil {
-			m[r.Event] = map[events.State]events.State{}
-		}
-		m[r.Event][r.From] = r.To
+// buckets holds rows by a spread of their words: every event of a log is looked
+// up several times.
+type buckets [64][]Row
+
+func bucket(from events.State, t events.Type) int {
+	if len(from) < 2 || len(t) < 10 {
+		return 0
 	}
-	return m
+	return int(from[0]*7+from[1]*3+t[8]*5+t[9]+byte(len(t))) % len(buckets{})
+}
+
+func compile(rows []Row) *buckets {
+	var all buckets
+	for _, r := range rows {
+		i := bucket(r.From, r.Event)
+		all[i] = append(all[i], r)
+	}
+	return &all
 }
 
 // Next is the state that the event leads to, and whether the event is legal in
 // the state at all.
 func Next(from events.State, t events.Type) (to events.State, legal bool) {
-	to, legal = compiled[t][from]
-	return to, legal
+	all := compiled[bucket(from, t)]
+	for i := range all {
+		if r := &all[i]; r.Event == t && r.From == from {
+			return r.To, true
+		}
+	}
+	return "", false
 }
 
 // CommandRow says who may send a command and which events it may become. The
@@ -103,6 +117,7 @@ var commands = []CommandRow{
 	{events.CmdLeave, roles(events.RolePrefill, events.RoleDecode, events.RoleLifecycle), types(events.TypeWorkerLeft, denied), "end one life of a worker"},
 	{events.CmdQuarantine, roles(events.RoleOperator, events.RoleLifecycle), types(events.TypeModelQuarantined, denied), "stop admissions of a model"},
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
+	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
 }
 
 func roles(r ...events.Role) []events.Role { return r }
@@ -122,7 +137,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit:
 		return true
 	}
 	return false

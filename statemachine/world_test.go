@@ -22,11 +22,17 @@ type world struct {
 	last     map[int]uint64
 	requests map[string]*Request
 	ops      *Ops
-	tenants  map[string]tenantEnd
+	tenants  map[string]chainEnd
 	facts    events.AdmissionFacts // the base; nodes and limits come from ops
 	timeouts Timeouts
 	log      []*events.Envelope
 	answers  []events.Answer
+}
+
+// chainEnd is the end of a tenant's chain.
+type chainEnd struct {
+	seq  uint64
+	hash string
 }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -42,7 +48,7 @@ func newWorld(t testing.TB, g Guards) *world {
 	t.Helper()
 	w := &world{
 		t: t, m: NewMachine(g), now: start, last: map[int]uint64{},
-		requests: map[string]*Request{}, ops: &Ops{}, tenants: map[string]tenantEnd{},
+		requests: map[string]*Request{}, ops: &Ops{}, tenants: map[string]chainEnd{},
 		facts: events.AdmissionFacts{Policy: "p"},
 	}
 	w.register(events.RolePrefill, "p1", 11, nil)
@@ -146,7 +152,7 @@ func (w *world) put(partition int, e *events.Event) error {
 	}
 	hash := events.Hash(b)
 	if e.Tenant != "" {
-		w.tenants[e.Tenant] = tenantEnd{e.TenantSeq, hash}
+		w.tenants[e.Tenant] = chainEnd{e.TenantSeq, hash}
 	}
 	w.seq++
 	pos := events.Position{Seq: w.seq}

@@ -19,6 +19,7 @@ type broken struct {
 	handle func(n int, env *events.Envelope, handle func(*events.Envelope) error) error
 	read   func(env *events.Envelope, err error) (*events.Envelope, error)
 	swap   bool // Follow does not report gaps
+	known  func([]journal.Known) []journal.Known
 }
 
 func (b *broken) Append(env *events.Envelope, reply func(journal.Reply)) error {
@@ -28,15 +29,18 @@ func (b *broken) Append(env *events.Envelope, reply func(journal.Reply)) error {
 	return b.Journal.Append(env, reply)
 }
 
-func (b *broken) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error) error {
+func (b *broken) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error, known ...journal.Known) error {
 	n := 0
+	if b.known != nil && len(known) > 0 {
+		known = b.known(known)
+	}
 	h := handle
 	if b.handle != nil {
 		h = func(e *events.Envelope) error { n++; return b.handle(n, e, handle) }
 	}
-	err := b.Journal.Follow(ctx, next, h)
+	err := b.Journal.Follow(ctx, next, h, known...)
 	if gap, ok := err.(*journal.GapError); ok && b.swap {
-		return b.Journal.Follow(ctx, gap.To, h)
+		return b.Journal.Follow(ctx, gap.To, h, known...)
 	}
 	return err
 }
@@ -128,6 +132,10 @@ func TestSuiteCatches(t *testing.T) {
 				env.Lines = append([]byte("one line more\n"), env.Lines...)
 			}
 			return env, err
+		}}},
+		{name: "known messages are handed over", fails: "known messages are passed over", broken: broken{known: func([]journal.Known) []journal.Known { return nil }}},
+		{name: "others' messages are passed over too", fails: "known messages are passed over", broken: broken{known: func(known []journal.Known) []journal.Known {
+			return []journal.Known{func(p int, seq uint64, mac string) bool { return known[0](p, seq, mac) || seq == 7 }}
 		}}},
 		{name: "gaps are passed over", fails: "deleted messages are a gap", broken: broken{swap: true}},
 	} {

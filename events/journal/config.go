@@ -20,6 +20,11 @@ type Config struct {
 	// number is fixed when the stream is created: another one is refused.
 	Partitions int
 
+	// Domain is the JetStream domain under which the connection's account sees
+	// the log; empty: the log is the account's own. Through a domain the log is
+	// read only: a stream that does not exist is ErrNoLog, and is not created.
+	Domain string
+
 	// Replicas is how many servers must hold the stream; 0 is 1. An existing
 	// stream with more is accepted.
 	Replicas int

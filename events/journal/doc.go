@@ -37,7 +37,9 @@
 // # What a reader may rely on
 //
 // [Journal.Follow] hands over every message of the stream once, in order, and
-// resumes by itself after a lost connection. It never skips: a sequence that is
+// resumes by itself after a lost connection. A follower that also appends can
+// claim what it folded at its acknowledgement (see [Known]): such a message is
+// passed over unopened. Follow never skips: a sequence that is
 // missing from the stream ends it with a [GapError]. [Journal.Read] and
 // [Journal.Last] may be served by a lagging replica and are hints: what they do
 // not show may exist.

@@ -39,8 +39,8 @@ func (e *handlerError) Error() string { return e.err.Error() }
 // wrong with the consumer, the remedy is a fresh one from the sequence after the
 // last one handled; nothing is kept on the server that a crash could leave
 // wrong.
-func (j *JetStream) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error) error {
-	f := follower{j: j, next: max(next, 1), handle: handle}
+func (j *JetStream) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error, known ...Known) error {
+	f := follower{j: j, next: max(next, 1), handle: handle, known: known}
 	status := j.nc.StatusChanged(nats.CONNECTED)
 	defer j.nc.RemoveStatusListener(status)
 	wait := retryMin
@@ -78,6 +78,7 @@ type follower struct {
 	j      *JetStream
 	next   uint64 // sequence wanted next: everything before it was handled
 	handle func(*events.Envelope) error
+	known  []Known
 
 	// A gap counts once a second consumer shows the same one: a message can
 	// also be lost on the way.
@@ -156,6 +157,10 @@ func (f *follower) take(m jetstream.Msg, seq uint64) error {
 	}
 	h := m.Headers()
 	msg := message{m.Subject(), seq, h.Get(events.HeaderExpected), h.Get(events.HeaderEnvelope), h.Get(events.HeaderMAC), m.Data()}
+	if msg.known(f.j.partitions, f.known) {
+		f.next++
+		return nil
+	}
 	env, foreign := msg.open(f.j.cfg.Key, f.j.partitions)
 	if foreign != nil {
 		f.j.cfg.foreign(foreign)

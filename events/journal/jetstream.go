@@ -50,7 +50,7 @@ func OpenJetStream(ctx context.Context, nc *nats.Conn, cfg Config) (*JetStream, 
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	js, err := jetstream.New(nc)
+	js, err := newJetStream(nc, cfg.Domain)
 	if err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
@@ -69,6 +69,13 @@ func OpenJetStream(ctx context.Context, nc *nats.Conn, cfg Config) (*JetStream, 
 		return nil, fmt.Errorf("journal: %w", err)
 	}
 	return j, nil
+}
+
+func newJetStream(nc *nats.Conn, domain string) (jetstream.JetStream, error) {
+	if domain == "" {
+		return jetstream.New(nc)
+	}
+	return jetstream.NewWithDomain(nc, domain)
 }
 
 // Partitions is the stream's number of partitions.

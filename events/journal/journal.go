@@ -12,8 +12,8 @@ import (
 // holds both to one behaviour.
 type Journal interface {
 	// Append sends env to its partition under env.Expected, and sets env.MAC.
-	// It does not wait for the server, and env and its lines belong to the
-	// journal from then on. reply is called at most once, on a goroutine of the
+	// It does not wait for the server, and keeps neither env nor its lines:
+	// what is still on its way when it returns is a copy. reply is called at most once, on a goroutine of the
 	// journal's own and never from inside Append; it must not block. An error
 	// means that nothing was sent and that reply will not be called.
 	Append(env *events.Envelope, reply func(Reply)) error
@@ -21,8 +21,9 @@ type Journal interface {
 	// Follow calls handle for every message from stream sequence next on, one
 	// at a time and in order, until ctx ends or handle fails; it returns the
 	// cause. A message that is not ours arrives as an envelope that [Foreign]
-	// recognises. A missing message is a *GapError.
-	Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error) error
+	// recognises. A missing message is a *GapError. A message that known claims
+	// is passed over.
+	Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error, known ...Known) error
 
 	// Read gets one envelope: ErrNotFound, or a *ForeignError, if it cannot.
 	Read(ctx context.Context, seq uint64) (*events.Envelope, error)
@@ -31,6 +32,13 @@ type Journal interface {
 	// "caught up with what was there", not for deciding what comes next.
 	Last(ctx context.Context) (uint64, error)
 }
+
+// Known says whether a follower has the message's content already: it wrote it,
+// and folded it at its acknowledgement. It is asked in place of the handler, for
+// each message on a partition's subject, before the message is opened; mac is
+// what the message claims. A message that is known is neither verified nor
+// handed over, and counts as followed.
+type Known func(partition int, seq uint64, mac string) bool
 
 // Kind is what a reply to an append says.
 type Kind int
@@ -78,6 +86,10 @@ func Foreign(env *events.Envelope) bool { return len(env.Lines) == 0 }
 // replica may have answered.
 var ErrNotFound = errors.New("journal: no message with this sequence")
 
+// ErrNoLog means that the stream does not exist, and that this account cannot
+// create it: no lifecycle replica has started yet.
+var ErrNoLog = errors.New("journal: the log does not exist yet: start a lifecycle replica")
+
 // ErrClosed means that the journal was closed.
 var ErrClosed = errors.New("journal: closed")
 
@@ -97,7 +109,8 @@ func (e *GapError) Error() string {
 type ForeignError struct {
 	Seq     uint64
 	Subject string
-	Bytes   int // length of the payload
+	Bytes   int      // length of the payload
+	Sum     [32]byte // SHA-256 of the subject, a newline and the payload: what the audit tree keeps of it
 	Err     error
 }
 

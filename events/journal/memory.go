@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -203,6 +204,7 @@ func (m *Memory) Append(env *events.Envelope, reply func(Reply)) error {
 	if m.cut {
 		return nil
 	}
+	env = &events.Envelope{Partition: env.Partition, Expected: env.Expected, ID: env.ID, MAC: env.MAC, Lines: bytes.Clone(env.Lines)}
 	var fault Fault
 	if l.fault != nil {
 		fault = l.fault(env)
@@ -260,7 +262,7 @@ func (m *Memory) deliver() {
 }
 
 // Follow implements [Journal].
-func (m *Memory) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error) error {
+func (m *Memory) Follow(ctx context.Context, next uint64, handle func(*events.Envelope) error, known ...Known) error {
 	for next = max(next, 1); ; {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -269,6 +271,10 @@ func (m *Memory) Follow(ctx context.Context, next uint64, handle func(*events.En
 		if err != nil {
 			return err
 		}
+		next++
+		if msg.known(m.log.partitions, known) {
+			continue
+		}
 		env, foreign := msg.open(m.cfg.Key, m.log.partitions)
 		if foreign != nil {
 			m.cfg.foreign(foreign)
@@ -276,7 +282,6 @@ func (m *Memory) Follow(ctx context.Context, next uint64, handle func(*events.En
 		if err := handle(env); err != nil {
 			return err
 		}
-		next++
 	}
 }
 

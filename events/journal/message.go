@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"crypto/sha256"
 	"errors"
 	"strconv"
 
@@ -26,12 +27,29 @@ type message struct {
 	data     []byte
 }
 
+// known asks whether the message need not be opened.
+func (m *message) known(partitions int, known []Known) bool {
+	if len(known) == 0 {
+		return false
+	}
+	p, err := events.ParseLogSubject(m.subject)
+	if err != nil || p >= partitions {
+		return false
+	}
+	for _, k := range known {
+		if k(p, m.seq, m.mac) {
+			return true
+		}
+	}
+	return false
+}
+
 // open judges a message. It returns an envelope in any case; with an error the
 // envelope is stripped of all that the message claims about itself.
 func (m *message) open(key []byte, partitions int) (*events.Envelope, *ForeignError) {
 	env := &events.Envelope{Partition: NoPartition, Seq: m.seq}
 	foreign := func(err error) (*events.Envelope, *ForeignError) {
-		return env, &ForeignError{Seq: m.seq, Subject: m.subject, Bytes: len(m.data), Err: err}
+		return env, &ForeignError{Seq: m.seq, Subject: m.subject, Bytes: len(m.data), Sum: sum(m.subject, m.data), Err: err}
 	}
 	p, err := events.ParseLogSubject(m.subject)
 	if err != nil || p >= partitions {
@@ -50,4 +68,13 @@ func (m *message) open(key []byte, partitions int) (*events.Envelope, *ForeignEr
 		return foreign(err)
 	}
 	return full, nil
+}
+
+// sum is SHA-256 over a message's subject, a newline and its payload.
+func sum(subject string, payload []byte) (s [32]byte) {
+	h := sha256.New()
+	h.Write([]byte(subject + "\n"))
+	h.Write(payload)
+	h.Sum(s[:0])
+	return s
 }

@@ -148,6 +148,9 @@ func settle(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.
 // number of partitions. It may run again after any of its steps.
 func ensure(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.Stream, int, error) {
 	s, err := js.Stream(ctx, events.LogStream)
+	if errors.Is(err, jetstream.ErrStreamNotFound) && cfg.Domain != "" {
+		return nil, 0, ErrNoLog
+	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		n := cfg.Partitions
 		if n == 0 {
@@ -192,6 +195,8 @@ func explain(err error, nc *nats.Conn, cfg Config) error {
 	switch {
 	case errors.As(err, &weak):
 		return weak
+	case errors.Is(err, ErrNoLog):
+		return ErrNoLog
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, nats.ErrNoResponders):
 		return fmt.Errorf("journal: the NATS server %s has no JetStream: add \"jetstream { store_dir: …, sync_interval: always }\" to its configuration and restart it, or use pdgate's embedded server: %w", where, err)
 	case errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):

@@ -26,17 +26,23 @@ func svg(draw func(*charts.Painter) error) (template.HTML, error) {
 	return template.HTML(b), nil // the library's own markup; names in it are ours
 }
 
-// bars draws product and ceiling side by side, one group a case.
-func bars(unit string, groups []string, product, ceiling []float64) (template.HTML, error) {
-	o := charts.NewBarChartOptionWithData([][]float64{product, ceiling})
-	o.Title.Text = unit
+// bars draws one bar of each series in every group.
+func bars(title string, groups []string, all ...series) (template.HTML, error) {
+	var values [][]float64
+	var names []string
+	for _, s := range all {
+		values = append(values, s.values)
+		names = append(names, s.name)
+	}
+	o := charts.NewBarChartOptionWithData(values)
+	o.Title.Text = title
 	o.CategoryAxis.Labels = groups
-	o.Legend.SeriesNames = []string{"pdgate", "ceiling"}
+	o.Legend.SeriesNames = names
 	o.ValueFormatter = num
 	return svg(func(p *charts.Painter) error { return p.BarChart(o) })
 }
 
-// series is one line of a chart over time.
+// series is one line, or the bars of one colour, of a chart.
 type series struct {
 	name   string
 	values []float64

@@ -44,8 +44,11 @@ const (
 	kindFollow    = "follow"    // reads a log stream; ready: a replayed
 )
 
-// askUsage is the line that a child answers with its [Usage].
-const askUsage = "usage"
+// Lines that a child answers with its [Usage].
+const (
+	askUsage  = "usage"
+	askRested = "rested" // after a garbage collection
+)
 
 // RunChild is the body of a child process: it does what the first line of stdin
 // says, writes one line of JSON when it is ready, and ends when stdin does.
@@ -88,8 +91,13 @@ func RunChild(ctx context.Context, stdin io.Reader, stdout io.Writer, log *slog.
 				if errors.Is(err, io.EOF) {
 					return nil
 				}
-				if err == nil && string(bytes.TrimSpace(l)) == askUsage {
-					err = out.Encode(usage())
+				if err == nil {
+					switch string(bytes.TrimSpace(l)) {
+					case askUsage:
+						err = out.Encode(usage())
+					case askRested:
+						err = out.Encode(rested())
+					}
 				}
 				if err != nil {
 					return err
@@ -195,8 +203,13 @@ func (c *child) read(into any) error {
 }
 
 // usage asks what the process has used so far.
-func (c *child) usage() (u Usage, err error) {
-	if _, err = io.WriteString(c.in, askUsage+"\n"); err == nil {
+func (c *child) usage() (Usage, error) { return c.ask(askUsage) }
+
+// rested is the usage after a garbage collection.
+func (c *child) rested() (Usage, error) { return c.ask(askRested) }
+
+func (c *child) ask(line string) (u Usage, err error) {
+	if _, err = io.WriteString(c.in, line+"\n"); err == nil {
 		err = c.read(&u)
 	}
 	if err != nil {

@@ -53,7 +53,7 @@ pre { font-size: 12px; line-height: 1.4; overflow-x: auto; background: #f6f7f9; 
 </html>
 `))
 
-// charts draws the cases of each bench, one chart for each unit, and the trace.
+// charts draws the cases of each bench, one chart for each unit, the growth and the trace.
 func (r *Report) charts() ([]template.HTML, error) {
 	var all []template.HTML
 	var order []string
@@ -72,11 +72,18 @@ func (r *Report) charts() ([]template.HTML, error) {
 			names = append(names, shortTitle(c))
 			product, ceiling = append(product, c.Product.Value.Median), append(ceiling, c.Ceiling.Value.Median)
 		}
-		h, err := bars(key, names, product, ceiling)
+		h, err := bars(key, names, series{"pdgate", product}, series{"ceiling", ceiling})
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, h)
+	}
+	if r.Growth != nil {
+		g, err := r.Growth.charts()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g...)
 	}
 	if r.Trace == nil {
 		return all, nil

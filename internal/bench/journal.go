@@ -2,8 +2,10 @@ package bench
 
 import (
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"strconv"
 	"sync"
@@ -196,6 +198,8 @@ type appendNode struct {
 	machine  *smallMachine
 	clients  []*appendClient
 	answered []*appendClient // since the lock was taken
+	turn     []*appendClient // answered before: reused
+	ids      *rand.ChaCha8   // of the requests: the system's source costs a call each
 	waiting  int
 	count    int
 	latency  Recorder
@@ -211,6 +215,9 @@ func newAppender(j *journal.JetStream, partitions, inFlight int) (*appender, err
 	a := &appender{journal: j}
 	for p := range partitions {
 		n := &appendNode{a: a, partition: p, machine: newSmallMachine()}
+		var seed [32]byte
+		_, _ = crand.Read(seed[:]) // never fails
+		n.ids = rand.NewChaCha8(seed)
 		var err error
 		if n.loop, err = partition.New(partition.Config{Partition: p, Writer: "bench", MaxBytes: min(512<<10, j.MaxPayload()), QueueLimit: maxInFlight}, n.machine, n); err != nil {
 			return nil, err
@@ -249,11 +256,22 @@ func (a *appender) run(ctx context.Context) error {
 			n.enter(func() { err = n.loop.Followed(env, time.Now()) })
 		}
 		return err
-	})
+	}, a.known)
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
+}
+
+// known passes over what a loop has folded at its acknowledgement.
+func (a *appender) known(partition int, seq uint64, _ string) bool {
+	if partition < 0 {
+		return false
+	}
+	n := a.nodes[partition]
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return seq <= n.loop.Applied()
 }
 
 // begin sends every client's first command.
@@ -272,11 +290,15 @@ func (n *appendNode) enter(f func()) {
 	if len(n.answered) == 0 {
 		return
 	}
+	// One look at the clock ends the waits of all that one envelope answered, after
+	// the last of them was.
 	now := time.Now()
 	for len(n.answered) > 0 {
-		all := n.answered
-		n.answered = nil
-		for _, c := range all {
+		n.answered, n.turn = n.turn[:0], n.answered
+		for _, c := range n.turn {
+			if !c.sent.IsZero() {
+				n.latency.Add(now.Sub(c.sent))
+			}
 			if !n.a.ending.Load() {
 				n.next(c, now)
 			}
@@ -286,7 +308,7 @@ func (n *appendNode) enter(f func()) {
 
 func (n *appendNode) next(c *appendClient, now time.Time) {
 	if c.step == 0 {
-		c.command.Subject = uuid.Must(uuid.NewV7()).String()
+		c.command.Subject = uuid.Must(uuid.NewV7FromReader(n.ids)).String()
 	}
 	t := smallSteps[c.step].command
 	// A copy: the loop keeps the command until the log has it.
@@ -326,7 +348,6 @@ func (n *appendNode) Answer(to any, _ *events.Answer, refused *events.Error) {
 		return
 	}
 	n.count++
-	n.latency.Add(time.Since(c.sent))
 	c.step = (c.step + 1) % len(smallSteps)
 	n.answered = append(n.answered, c)
 }

@@ -16,8 +16,6 @@ type smallMachine struct {
 	requests map[string]*smallRequest
 	tenant   smallChain
 	draft    smallDraft
-	bytes    int // of all lines folded
-	lines    int
 }
 
 type smallRequest struct {
@@ -60,9 +58,9 @@ func newSmallMachine() *smallMachine {
 }
 
 // Recorded implements partition.Machine.
-func (m *smallMachine) Recorded(c *events.Command) (*events.Answer, bool) {
+func (m *smallMachine) Recorded(c *events.Command, key string) (*events.Answer, bool) {
 	r := m.requests[c.Subject]
-	if r == nil || r.command != c.Key() {
+	if r == nil || r.command != key {
 		return nil, false
 	}
 	return r.answer, true
@@ -72,26 +70,24 @@ func (m *smallMachine) Recorded(c *events.Command) (*events.Answer, bool) {
 type smallDraft struct {
 	m    *smallMachine
 	head smallChain
-	hash map[*events.Event]string
 }
 
 // Begin implements partition.Machine.
 func (m *smallMachine) Begin() partition.Draft {
 	m.draft.head = m.tenant
-	m.draft.hash = map[*events.Event]string{}
 	return &m.draft
 }
 
 // Decide implements partition.Draft. The load sends each command once and in
 // order, so there is nothing to deny.
-func (d *smallDraft) Decide(c *events.Command, now time.Time) *events.Event {
+func (d *smallDraft) Decide(c *events.Command, key string, now time.Time) *events.Event {
 	at, prev := 0, events.Position{}
 	if r := d.m.requests[c.Subject]; r != nil {
 		at, prev = r.step, r.pos
 	}
 	now = events.Micros(now)
 	e := &events.Event{
-		ID: c.Subject + "." + strconv.Itoa(at+1), Source: d.m.source, Subject: c.Subject, Time: now, N: at + 1, Command: c.Key(), Principal: c.From(),
+		ID: c.Subject + "." + strconv.Itoa(at+1), Source: d.m.source, Subject: c.Subject, Time: now, N: at + 1, Command: key, Principal: c.From(),
 		Prev: prev, Tenant: loadTenant, TenantSeq: d.head.seq + 1, TenantPrev: d.head.hash, Data: smallSteps[at].data(now),
 	}
 	e.Type = e.Data.EventType()
@@ -99,20 +95,13 @@ func (d *smallDraft) Decide(c *events.Command, now time.Time) *events.Event {
 }
 
 // Encoded implements partition.Draft.
-func (d *smallDraft) Encoded(e *events.Event, line []byte) {
-	d.head = smallChain{e.TenantSeq, events.Hash(line)}
-	d.hash[e] = d.head.hash
+func (d *smallDraft) Encoded(e *events.Event, hash string) {
+	d.head = smallChain{e.TenantSeq, hash}
 }
 
 // Fold implements partition.Machine.
-func (m *smallMachine) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
-	hash, ok := m.draft.hash[e]
-	if !ok {
-		hash = events.Hash(line)
-	}
+func (m *smallMachine) Fold(e *events.Event, pos events.Position, hash string) *events.Answer {
 	m.tenant = smallChain{e.TenantSeq, hash}
-	m.bytes += len(line) + 1
-	m.lines++
 	at := e.N - 1
 	a := &events.Answer{Subject: e.Subject, State: smallSteps[at].state, Type: e.Type, ID: e.ID, Position: pos.String(), Hash: hash}
 	if at+1 == len(smallSteps) {

@@ -29,7 +29,6 @@ type load struct {
 	site       *site
 	partitions int
 	conns      map[events.Role]*nats.Conn
-	names      map[events.Role]string
 	inbox      map[events.Role]string
 	want       [][]byte // what an answer to each step must contain; nil: anything
 	subs       []*nats.Subscription
@@ -80,7 +79,6 @@ type call struct {
 // service's, and workers are registered.
 func (s *site) newLoad(ctx context.Context, real bool) (*load, error) {
 	l := &load{site: s, partitions: s.b.Partitions, conns: map[events.Role]*nats.Conn{}, inbox: map[events.Role]string{},
-		names: map[events.Role]string{events.RoleGateway: siteGateway, events.RolePrefill: sitePrefill, events.RoleDecode: siteDecode},
 		lives: make([]life, maxInFlight), patience: stalled}
 	for i := range l.lives {
 		l.lives[i].slot = i
@@ -106,8 +104,10 @@ func (s *site) newLoad(ctx context.Context, real bool) (*load, error) {
 	for i, s := range steps {
 		l.want[i] = []byte(`"event":"` + string(s.event) + `"`)
 	}
-	// The gateway hears of every event, as gateways do.
-	if err := l.subscribe(l.conns[events.RoleGateway], events.NotifyAll, func(*nats.Msg) {}); err != nil {
+	// The gateway hears of every event and looks whose it is, as gateways do.
+	if err := l.subscribe(l.conns[events.RoleGateway], events.NotifyAll, func(m *nats.Msg) {
+		_ = events.ReadNotice(m.Header.Get(events.HeaderPosition), m.Data, func(_ events.Position, line []byte) { events.PeekSubject(line) })
+	}); err != nil {
 		return nil, err
 	}
 	var err error
@@ -209,7 +209,7 @@ func (l *load) send(x *life, which, at int, since time.Time) {
 	l.buf = b
 	l.token++
 	x.calls[which] = call{token: l.token, step: at, sent: since}
-	subject := events.CommandSubject(s.role, l.names[s.role], s.command, events.PartitionOf(x.id, l.partitions))
+	subject := events.CommandSubject(s.role, principals[s.role], s.command, events.PartitionOf(x.id, l.partitions))
 	reply := l.inbox[s.role] + strconv.Itoa(x.slot) + "." + strconv.FormatUint(uint64(l.token), 10)
 	if err := l.conns[s.role].PublishRequest(subject, reply, b); err != nil && l.firstWrong == "" {
 		l.wrong++
@@ -297,7 +297,8 @@ type shape struct {
 	inFlight         int
 	rate             float64
 	warmup, duration time.Duration
-	border           func() // called at both ends of what is counted
+	warm             func() (bool, error) // the warm-up goes on, up to four durations more, until it says so; nil: it does not
+	border           func()               // called at both ends of what is counted
 }
 
 // stalled is how long anything may go without one answer.
@@ -328,6 +329,13 @@ func (l *load) run(ctx context.Context, s shape) (loaded, error) {
 	}()
 
 	err := l.wait(ctx, s.warmup)
+	for most := time.Now().Add(4 * s.duration); err == nil && s.warm != nil && time.Now().Before(most); {
+		var warm bool
+		if warm, err = s.warm(); warm || err != nil {
+			break
+		}
+		err = l.wait(ctx, min(restLook, s.duration))
+	}
 	s.border()
 	from := time.Now()
 	l.beginCounting()
@@ -432,6 +440,13 @@ func (l *load) pace(ctx context.Context, s Schedule) error {
 		l.mu.Unlock()
 		t.Reset(max(time.Until(s.Due(n)), 50*time.Microsecond))
 	}
+}
+
+// lifecycles is how many have ended, counted or not.
+func (l *load) lifecycles() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sizes[transitions].n
 }
 
 // answerSizes are the mean sizes of the answers to each step.

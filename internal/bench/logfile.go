@@ -2,35 +2,32 @@ package bench
 
 import (
 	"bufio"
-	"encoding/json"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/pdgate/pdgate/events"
 )
 
-// A log file holds envelopes one after the other: a line of JSON that says what
+// A log file holds envelopes one after the other: a line of words that says what
 // the stream says of it, and then its event lines, byte for byte as stored.
+//
+//	envelope SEQ PARTITION EXPECTED BYTES MAC ID
 
-// envelopeHead is an envelope's first line.
-type envelopeHead struct {
-	Seq       uint64 `json:"seq"`
-	Partition int    `json:"partition"` // -1: operations
-	Expected  uint64 `json:"expected"`
-	ID        string `json:"id"`
-	MAC       string `json:"mac"`
-	Bytes     int    `json:"bytes"` // of the lines
-}
+const headWord = "envelope "
 
 // maxLines bounds what a head may claim.
 const maxLines = 64 << 20
 
+var errHead = errors.New("want a line of: envelope SEQ PARTITION EXPECTED BYTES MAC ID")
+
 func writeEnvelope(w io.Writer, env *events.Envelope) error {
-	head, err := json.Marshal(envelopeHead{env.Seq, env.Partition, env.Expected, env.ID, env.MAC, len(env.Lines)})
-	if err == nil {
-		_, err = w.Write(append(head, '\n'))
+	if bytes.ContainsAny([]byte(env.ID+env.MAC), " \n") {
+		return fmt.Errorf("write log file: envelope %d: %w", env.Seq, errHead)
 	}
+	_, err := fmt.Fprintf(w, headWord+"%d %d %d %d %s %s\n", env.Seq, env.Partition, env.Expected, len(env.Lines), env.MAC, env.ID)
 	if err == nil {
 		_, err = w.Write(env.Lines)
 	}
@@ -40,8 +37,31 @@ func writeEnvelope(w io.Writer, env *events.Envelope) error {
 	return nil
 }
 
-// readEnvelopes hands over every envelope of a log file. Its lines are valid
-// until the next one.
+// parseHead reads an envelope's first line, and the length of its lines.
+func parseHead(line []byte) (env events.Envelope, length int, err error) {
+	rest, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte(headWord))
+	word := func() string {
+		var w []byte
+		var more bool
+		w, rest, more = bytes.Cut(rest, []byte(" "))
+		ok = ok && more
+		return string(w)
+	}
+	var err1, err2, err3, err4 error
+	env.Seq, err1 = strconv.ParseUint(word(), 10, 64)
+	env.Partition, err2 = strconv.Atoi(word())
+	env.Expected, err3 = strconv.ParseUint(word(), 10, 64)
+	length, err4 = strconv.Atoi(word())
+	env.MAC = word()
+	env.ID = string(rest)
+	if !ok || errors.Join(err1, err2, err3, err4) != nil || length < 1 || length > maxLines {
+		return env, 0, errHead
+	}
+	return env, length, nil
+}
+
+// readEnvelopes hands over every envelope of a log file. It and its lines are
+// valid until the next one.
 func readEnvelopes(r *bufio.Reader, f func(*events.Envelope) error) error {
 	var lines []byte
 	for {
@@ -52,22 +72,18 @@ func readEnvelopes(r *bufio.Reader, f func(*events.Envelope) error) error {
 		if err != nil {
 			return fmt.Errorf("read log file: %w", err)
 		}
-		var head envelopeHead
-		if err := json.Unmarshal(b, &head); err != nil {
+		env, length, err := parseHead(b)
+		if err != nil {
 			return fmt.Errorf("read log file: %w", err)
 		}
-		if head.Bytes < 1 || head.Bytes > maxLines {
-			return fmt.Errorf("read log file: envelope %d of %d bytes", head.Seq, head.Bytes)
+		if cap(lines) < length {
+			lines = make([]byte, length)
 		}
-		if cap(lines) < head.Bytes {
-			lines = make([]byte, head.Bytes)
+		env.Lines = lines[:length]
+		if _, err := io.ReadFull(r, env.Lines); err != nil {
+			return fmt.Errorf("read log file: envelope %d: %w", env.Seq, err)
 		}
-		lines = lines[:head.Bytes]
-		if _, err := io.ReadFull(r, lines); err != nil {
-			return fmt.Errorf("read log file: envelope %d: %w", head.Seq, err)
-		}
-		env := &events.Envelope{Partition: head.Partition, Seq: head.Seq, Expected: head.Expected, ID: head.ID, MAC: head.MAC, Lines: lines}
-		if err := f(env); err != nil {
+		if err := f(&env); err != nil {
 			return err
 		}
 	}

@@ -1,11 +1,14 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"syscall"
@@ -133,6 +136,10 @@ func fsync(dir string, n int, most time.Duration) (*Latency, error) {
 type Usage struct {
 	CPU     time.Duration `json:"cpu_ns"` // user and system
 	PeakRSS int64         `json:"peak_rss_bytes"`
+	GCs     uint64        `json:"gcs,omitempty"` // garbage collections
+	// Of [rested] only.
+	RSS  int64 `json:"rss_bytes,omitempty"`
+	Heap int64 `json:"heap_bytes,omitempty"` // what is reachable
 }
 
 func usage() Usage {
@@ -144,5 +151,54 @@ func usage() Usage {
 	if runtime.GOOS == "darwin" {
 		unit = 1
 	}
-	return Usage{CPU: time.Duration(r.Utime.Nano() + r.Stime.Nano()), PeakRSS: int64(r.Maxrss) * unit}
+	gcs := []metrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}}
+	metrics.Read(gcs)
+	return Usage{CPU: time.Duration(r.Utime.Nano() + r.Stime.Nano()), PeakRSS: int64(r.Maxrss) * unit, GCs: gcs[0].Value.Uint64()}
+}
+
+// rested is the usage after what is garbage has been collected, and what is free
+// given back to the system.
+func rested() Usage {
+	runtime.GC() // finalizers run after it, and let go of more
+	debug.FreeOSMemory()
+	u := usage()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	u.Heap, u.RSS = int64(m.HeapAlloc), u.PeakRSS
+	if f := strings.Fields(line("/proc/self/statm")); len(f) > 1 {
+		if pages, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+			u.RSS = pages * int64(os.Getpagesize())
+		}
+	}
+	return u
+}
+
+// freeDisk is how many bytes may still be written to the file system of dir.
+func freeDisk(dir string) (int64, error) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("free space of %s: %w", dir, err)
+	}
+	return int64(uint64(st.Bavail) * uint64(st.Bsize)), nil
+}
+
+// sizeOf is the size of the files below dir whose paths have part in them.
+func sizeOf(dir, part string) (n int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // gone meanwhile
+		}
+		if err != nil || d.IsDir() || !strings.Contains(path, part) {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil {
+			n += info.Size()
+		}
+		return err
+	})
+	return n, err
 }

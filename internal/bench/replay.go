@@ -33,8 +33,8 @@ type replayed struct {
 	Used       Usage   `json:"used"`
 }
 
-// replay checks a whole log, made by the service, on one core: from a file, and
-// from the stream.
+// replay checks a whole log, made by the state machine, on one core: from a file,
+// and from the stream.
 func (b *bench) replay(ctx context.Context) (err error) {
 	b.Progress("replay: writing a log")
 	s, err := b.open(ctx, false)
@@ -93,37 +93,25 @@ func (s *site) replayIn(ctx context.Context, kind, path string, n int, raw bool)
 		CPU: map[string]float64{name: micros(r.Used.CPU) / float64(n)}, PeakMB: map[string]float64{name: float64(r.Used.PeakRSS >> 20)}}, nil
 }
 
-// replayRate is about how many events a second a checker does: the log is as
-// long as one measurement, unless the service takes too long to write it.
-const replayRate = 100_000
+// replayRate is how many events a second of measurement are written: a log that
+// is read in no time would measure the start of the process that reads it.
+const replayRate = 250_000
 
-// writeLog has the service write a log, and copies it into a file. It returns
-// the number of events.
+// writeLog fills a log with whole lifecycles, and copies it into a file. It
+// returns the number of events.
 func (s *site) writeLog(ctx context.Context, path string) (n int, err error) {
+	// The service runs first, for the workers to register.
 	if err := s.replicas(ctx, 1); err != nil {
 		return 0, err
 	}
-	l, err := s.newLoad(ctx, true)
-	if err != nil {
+	workers, err := (&grown{site: s}).registered(ctx)
+	if err = errors.Join(err, s.stopParts()); err != nil {
 		return 0, err
 	}
-	// A short log would measure the start of the process that reads it.
-	want, most := int(s.b.Duration.Seconds()*replayRate), 5
-	for n, i := 0, 0; err == nil && n < want && i < most; i++ {
-		var got loaded
-		got, err = l.run(ctx, shape{inFlight: serviceInFlight, duration: s.b.Duration, border: func() {}})
-		n += got.answers
-	}
-	if err = errors.Join(err, l.close()); err != nil {
+	log := chains{tenant: make([]smallChain, s.b.Partitions)}
+	lives := max(1, int(s.b.Duration.Seconds()*replayRate)/len(steps))
+	if err := s.fill(ctx, lives, &log, workers, func(int) {}); err != nil {
 		return 0, err
-	}
-	// The service ends first: what it has on its way, it still writes.
-	for len(s.parts) > 0 {
-		p := s.parts[0]
-		s.gone(p)
-		if err := p.stop(); err != nil {
-			return 0, err
-		}
 	}
 	f, err := os.Create(path)
 	if err != nil {
@@ -243,7 +231,7 @@ func countLines(in *bufio.Reader) (r replayed, err error) {
 			return r, fmt.Errorf("read log file: %w", err)
 		}
 		r.Bytes += int64(len(l))
-		if !bytes.HasPrefix(l, []byte(`{"seq":`)) {
+		if !bytes.HasPrefix(l, []byte(headWord)) {
 			r.Events++
 		}
 	}

@@ -18,6 +18,7 @@ type Report struct {
 	Settings Settings  `json:"settings"`
 	Cases    []*Case   `json:"cases,omitempty"`
 	Trace    *Trace    `json:"trace,omitempty"`
+	Growth   *Growth   `json:"growth,omitempty"`
 }
 
 // Settings are the options that a figure depends on, as they were in force.

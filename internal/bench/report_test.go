@@ -47,6 +47,16 @@ func example(t *testing.T) *Report {
 		Requests: 3, Completed: 2, Rejected: map[string]int{"400 context_length_exceeded": 1}, Seconds: 4, PromptTokens: 30, OutputTokens: 12, RequestRate: .5, TokenRate: 3,
 		TTFT: l(1), Whole: l(2), Token: l(3), PrefillQueue: l(4), DecodeQueue: l(5), Late: l(6),
 		Samples: []TraceSample{{0, 1, 1, .1, 0}, {1, 2, 0, .5, .25}}, Arrivals: []TracePoint{{0, 100}, {1, 200}}}
+	point := func(n int) GrowthPoint {
+		f := &Figure{Name: "lifecycle service", Unit: "lifecycles/s", Rounds: []Sample{sample(1000), sample(2000)}}
+		f.finish()
+		return GrowthPoint{
+			Requests: n, Events: 7*n + 3, FillRate: 50_000, LogBytes: int64(3000 * n), BytesPerEvent: 420, StateBytes: int64(500 * n), ServerRSS: 90e6, ServiceRSS: 70e6, ServiceHeap: 40e6,
+			Retained: n / 2, PerRetained: 800, Throughput: f, CatchUp: 2, CatchUpEvents: 7 * n, ReadSide: 3, CleanServer: .1, CleanService: .4, KilledServer: .2, KilledService: 1.4,
+			ReplayRate: 200_000, ReplayPeakMB: 60,
+		}
+	}
+	r.Growth = &Growth{Fsync: true, Points: []GrowthPoint{point(100_000), point(1_000_000)}, Ratio: .98}
 	return r
 }
 
@@ -152,8 +162,8 @@ func TestHTML(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := b.String()
-	if n := strings.Count(page, "<svg"); n != 5 {
-		t.Errorf("%d charts, want 5", n)
+	if n := strings.Count(page, "<svg"); n != 8 {
+		t.Errorf("%d charts, want 8", n)
 	}
 	for _, bad := range []string{"<script", "src=", "href=", "@import", "url("} {
 		if strings.Contains(strings.ReplaceAll(page, `xmlns:xlink="http://www.w3.org/1999/xlink"`, ""), bad) {

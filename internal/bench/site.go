@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 
+	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/internal/natsclient"
 )
@@ -23,6 +25,9 @@ const (
 	sitePrefill = "p1"
 	siteDecode  = "d1"
 )
+
+// principals are the names of a load's roles.
+var principals = map[events.Role]string{events.RoleGateway: siteGateway, events.RolePrefill: sitePrefill, events.RoleDecode: siteDecode}
 
 var siteNames = keyring.Names{Gateways: []string{siteGateway}, Prefill: []string{sitePrefill}, Decode: []string{siteDecode}}
 
@@ -54,24 +59,124 @@ func (b *bench) open(ctx context.Context, fsync bool) (s *site, err error) {
 	if s.ring, err = keyring.Open(filepath.Join(s.dir, "keys"), siteNames); err != nil {
 		return nil, err
 	}
-	s.nats, err = b.start(ctx, "nats", childConfig{Kind: kindNATS, Dir: s.dir, Keys: s.ring.Dir(), Names: siteNames, Fsync: fsync}, &s.url)
-	return s, err
+	return s, s.up(ctx, fsync)
+}
+
+// up starts the server on the data directory as it is.
+func (s *site) up(ctx context.Context, fsync bool) (err error) {
+	s.nats, err = s.b.start(ctx, "nats", childConfig{Kind: kindNATS, Dir: s.dir, Keys: s.ring.Dir(), Names: siteNames, Fsync: fsync}, &s.url)
+	return err
 }
 
 // close ends everything, and removes the data.
-func (s *site) close() error {
-	var errs []error
-	for _, nc := range s.conns {
-		nc.Close()
+func (s *site) close() error { return errors.Join(s.down(), s.remove()) }
+
+// down ends everything, and leaves the data.
+func (s *site) down() error {
+	s.disconnect()
+	err := s.stopParts()
+	if s.nats != nil {
+		err = errors.Join(err, s.nats.stop())
+		s.nats = nil
 	}
+	return err
+}
+
+// stopParts ends what runs beside the server.
+func (s *site) stopParts() error {
+	var errs []error
 	for i := len(s.parts) - 1; i >= 0; i-- {
 		errs = append(errs, s.parts[i].stop())
 	}
-	if s.nats != nil {
-		errs = append(errs, s.nats.stop())
-	}
-	return errors.Join(append(errs, s.remove())...)
+	s.parts = nil
+	return errors.Join(errs...)
 }
+
+// crash kills everything at once, and leaves the data.
+func (s *site) crash() {
+	s.disconnect()
+	for _, c := range s.processes() {
+		c.kill()
+	}
+	s.nats, s.parts = nil, nil
+}
+
+func (s *site) disconnect() {
+	for _, nc := range s.conns {
+		nc.Close()
+	}
+	s.conns = nil
+}
+
+// processes are the server and the parts beside it.
+func (s *site) processes() []*child { return append([]*child{s.nats}, s.parts...) }
+
+// Rest is found by processor time: what a process that has nothing to do uses of
+// a stretch of time, twice in a row.
+const (
+	restLook  = 200 * time.Millisecond
+	restShare = .15
+	restMost  = 30 * time.Minute
+)
+
+// rest waits until no process works any more: queues are drained, and the read
+// side has caught up.
+func (s *site) rest(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, restMost)
+	defer cancel()
+	last, at, calm := map[*child]time.Duration{}, time.Now(), 0
+	told := at
+	for calm < 2 {
+		if err := pause(ctx, restLook); err != nil {
+			return fmt.Errorf("wait until the parts are at rest: %w", err)
+		}
+		now, busy := time.Now(), ""
+		for _, c := range s.processes() {
+			u, err := c.usage()
+			if err != nil {
+				return err
+			}
+			if was, ok := last[c]; !ok || float64(u.CPU-was) > restShare*float64(now.Sub(at)) {
+				busy = c.name
+			}
+			last[c] = u.CPU
+		}
+		at = now
+		if calm++; busy != "" {
+			calm = 0
+		}
+		if now.Sub(told) > progressEvery && busy != "" {
+			s.b.Progress("%s is still at work on what it was given", busy)
+			told = now
+		}
+	}
+	return nil
+}
+
+// progressEvery is the time between two lines of progress.
+const progressEvery = 5 * time.Second
+
+// warm says whether every process has collected garbage more than once, and every
+// replica has written a snapshot: what happens for the first time is then not in
+// what is measured.
+func (s *site) warm() (bool, error) {
+	for _, c := range s.processes() {
+		u, err := c.usage()
+		if err != nil || u.GCs < 2 {
+			return false, err
+		}
+		if !strings.HasPrefix(c.name, replicaPrefix) {
+			continue
+		}
+		if n, err := sizeOf(s.dir, filepath.Join(c.name, "lifecycle.snapshot")); err != nil || n == 0 {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// replicaPrefix begins the names of the service's replicas.
+const replicaPrefix = "lc"
 
 // part starts another process beside the server.
 func (s *site) part(ctx context.Context, name string, cfg childConfig) (*child, error) {
@@ -107,7 +212,7 @@ func (s *site) connect(ctx context.Context, u keyring.User) (*nats.Conn, error) 
 // partition is served by exactly one of them.
 func (s *site) replicas(ctx context.Context, n int) error {
 	for i := range n {
-		if _, err := s.part(ctx, "lc"+strconv.Itoa(i+1), childConfig{Kind: kindLifecycle, Partitions: s.b.Partitions}); err != nil {
+		if _, err := s.part(ctx, replicaPrefix+strconv.Itoa(i+1), childConfig{Kind: kindLifecycle, Partitions: s.b.Partitions}); err != nil {
 			return err
 		}
 	}

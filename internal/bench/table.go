@@ -23,6 +23,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 		}
 		c.table(&b)
 	}
+	if r.Growth != nil {
+		r.Growth.table(&b)
+	}
 	if r.Trace != nil {
 		r.Trace.table(&b)
 	}
@@ -30,19 +33,28 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return err
 }
 
-func (r *Report) head(b *strings.Builder) {
-	m, s := &r.Machine, &r.Settings
+// what was measured, and when.
+func (r *Report) what() string {
 	dirty := ""
 	if r.Build.Modified {
 		dirty = ", with changes"
 	}
-	fmt.Fprintf(b, "pdgate %s (commit %s%s), %s, %s\n", r.Build.Version, cmp.Or(r.Build.Commit, "unknown"), dirty, r.Build.Go, r.Started.Format("2006-01-02 15:04 MST"))
-	fmt.Fprintf(b, "machine   %s, %d CPUs (GOMAXPROCS %d), %d MB, %s %s\n", cmp.Or(m.CPU, "unknown processor"), m.CPUs, m.GOMAXPROCS, m.MemoryMB, m.OS, m.Kernel)
+	return fmt.Sprintf("pdgate %s (commit %s%s), %s, %s", r.Build.Version, cmp.Or(r.Build.Commit, "unknown"), dirty, r.Build.Go, r.Started.Format("2006-01-02 15:04 MST"))
+}
+
+func (m *Machine) String() string {
+	return fmt.Sprintf("%s, %d CPUs (GOMAXPROCS %d), %d MB, %s %s", cmp.Or(m.CPU, "unknown processor"), m.CPUs, m.GOMAXPROCS, m.MemoryMB, m.OS, m.Kernel)
+}
+
+func (r *Report) head(b *strings.Builder) {
+	m, s := &r.Machine, &r.Settings
+	fmt.Fprintf(b, "%s\n", r.what())
+	fmt.Fprintf(b, "machine   %s\n", m)
 	fmt.Fprintf(b, "load      %.2f before, %.2f after (1 minute)\n", m.LoadBefore, m.LoadAfter)
 	if m.Fsync != nil {
 		fmt.Fprintf(b, "disk      %s; write of 4 KiB with fsync: p50 %s, p99 %s\n", cmp.Or(m.FileSystem, "unknown file system"), us(m.Fsync.P50), us(m.Fsync.P99))
 	}
-	if len(r.Cases) > 0 {
+	if len(r.Cases) > 0 || r.Growth != nil {
 		fmt.Fprintf(b, "settings  %d rounds of %gs, %d partitions, seed %d\n", s.Rounds, s.Seconds, s.Partitions, s.Seed)
 	}
 }

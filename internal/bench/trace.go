@@ -144,6 +144,9 @@ func readTrace(t TraceOptions) ([]traffic.Arrival, error) {
 			break
 		}
 	}
+	if len(all) == 0 {
+		return nil, errors.New("trace: no line of it is a request")
+	}
 	return all, nil
 }
 

@@ -9,15 +9,7 @@ import (
 )
 
 func (t *Trace) table(b *strings.Builder) {
-	fmt.Fprintf(b, "\nTRACE %s\n\n", t.Name)
-	speed := ""
-	if t.Engine == "fake" {
-		speed = fmt.Sprintf(" (prefill %s tokens/s a worker, decode %s tokens/s a request; 0: no limit)", num(t.PrefillSpeed), num(t.DecodeSpeed))
-	}
-	fmt.Fprintf(b, "speed %g, fsync %s, engine %s%s\n", t.Speed, onOff(t.Fsync), t.Engine, speed)
-	fmt.Fprintf(b, "%d prefill workers of %s tokens, %d decode workers of %s tokens\n", t.Prefill, num(float64(t.PrefillTokens)), t.Decode, num(float64(t.DecodeTokens)))
-	fmt.Fprintf(b, "%d requests, %d completed in %.1f s: %s requests/s, %s prompt tokens, %s output tokens, %s output tokens/s\n",
-		t.Requests, t.Completed, t.Seconds, num(t.RequestRate), num(float64(t.PromptTokens)), num(float64(t.OutputTokens)), num(t.TokenRate))
+	fmt.Fprintf(b, "\nTRACE %s\n\n%s\n%s\n", t.Name, t.settings(), t.outcome())
 	for _, code := range slices.Sorted(maps.Keys(t.Rejected)) {
 		fmt.Fprintf(b, "rejected with %s: %d\n", code, t.Rejected[code])
 	}
@@ -30,12 +22,32 @@ func (t *Trace) table(b *strings.Builder) {
 		}
 	}
 	w.Flush() // writes to memory
+	fmt.Fprintf(b, "\n%s\n", t.most())
+}
+
+// settings are what the replay ran against.
+func (t *Trace) settings() string {
+	speed := ""
+	if t.Engine == "fake" {
+		speed = fmt.Sprintf(" (prefill %s tokens/s a worker, decode %s tokens/s a request; 0: no limit)", num(t.PrefillSpeed), num(t.DecodeSpeed))
+	}
+	return fmt.Sprintf("speed %g, fsync %s, engine %s%s, %d prefill workers of %s tokens, %d decode workers of %s tokens",
+		t.Speed, onOff(t.Fsync), t.Engine, speed, t.Prefill, num(float64(t.PrefillTokens)), t.Decode, num(float64(t.DecodeTokens)))
+}
+
+func (t *Trace) outcome() string {
+	return fmt.Sprintf("%d requests, %d completed in %.1f s: %s requests/s, %s prompt tokens, %s output tokens, %s output tokens/s",
+		t.Requests, t.Completed, t.Seconds, num(t.RequestRate), num(float64(t.PromptTokens)), num(float64(t.OutputTokens)), num(t.TokenRate))
+}
+
+// most is the most of each kind that was seen at once.
+func (t *Trace) most() string {
 	var most TraceSample
 	for _, s := range t.Samples {
 		most.InFlight, most.Waiting = max(most.InFlight, s.InFlight), max(most.Waiting, s.Waiting)
 		most.Prefill, most.Decode = max(most.Prefill, s.Prefill), max(most.Decode, s.Decode)
 	}
-	fmt.Fprintf(b, "\nat most %d in flight, %d waiting for prefill; pools at most %.0f %% (prefill) and %.0f %% (decode) used\n",
+	return fmt.Sprintf("at most %d in flight, %d waiting for prefill; pools at most %.0f %% (prefill) and %.0f %% (decode) used",
 		most.InFlight, most.Waiting, 100*most.Prefill, 100*most.Decode)
 }
 

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -42,6 +43,7 @@ func (j *writer) Append(env *events.Envelope, reply func(journal.Reply)) error {
 		return errors.New("not connected")
 	}
 	e := *env
+	e.Lines = bytes.Clone(env.Lines)
 	e.MAC = events.MAC(w.logKey, e.Partition, e.Expected, e.Lines)
 	if w.chance(w.odds.lost) {
 		w.say("%s: an append to %s is lost", j.l.name, events.LogSubject(e.Partition))
@@ -114,7 +116,7 @@ func (j *writer) Read(_ context.Context, seq uint64) (*events.Envelope, error) {
 func (j *writer) Last(context.Context) (uint64, error) { return uint64(len(j.w.log.all)), nil }
 
 // Follow implements journal.Journal. Replicas follow by deliveries instead.
-func (j *writer) Follow(context.Context, uint64, func(*events.Envelope) error) error {
+func (j *writer) Follow(context.Context, uint64, func(*events.Envelope) error, ...journal.Known) error {
 	return journal.ErrClosed
 }
 

@@ -171,18 +171,22 @@ func (r *replica) answered(m *nats.Msg) {
 	})
 }
 
-// notify carries an event to all who listen.
+// notify carries events to all who listen.
 func (w *world) notify(m *nats.Msg) {
-	e, err := events.Decode(m.Data)
+	err := events.ReadNotice(m.Header.Get(events.HeaderPosition), m.Data, func(pos events.Position, line []byte) {
+		e, err := events.Decode(line)
+		if err != nil {
+			w.breach(RuleRefused, "notification: %v", err)
+			return
+		}
+		for _, x := range w.workers {
+			w.deliver("", func() { w.let(x.life, func() { x.notice(e) }) })
+		}
+		for _, g := range w.gateways {
+			w.deliver("", func() { w.let(g.life, func() { g.notice(e, line, pos.String()) }) })
+		}
+	})
 	if err != nil {
 		w.breach(RuleRefused, "notification: %v", err)
-		return
-	}
-	pos := m.Header.Get(events.HeaderPosition)
-	for _, x := range w.workers {
-		w.deliver("", func() { w.let(x.life, func() { x.notice(e) }) })
-	}
-	for _, g := range w.gateways {
-		w.deliver("", func() { w.let(g.life, func() { g.notice(e, m.Data, pos) }) })
 	}
 }

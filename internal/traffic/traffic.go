@@ -20,7 +20,9 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -73,7 +75,7 @@ func mooncake(r *bufio.Reader, yield func(Arrival, error) bool) {
 			Blocks    []int64 `json:"hash_ids"`
 		}
 		if err := json.Unmarshal(s.Bytes(), &m); err != nil {
-			yield(Arrival{}, fmt.Errorf("trace line %d: %w", line, err))
+			yield(Arrival{}, fmt.Errorf("trace line %d: %w", line, plain(err)))
 			return
 		}
 		switch {
@@ -104,11 +106,24 @@ func mooncake(r *bufio.Reader, yield func(Arrival, error) bool) {
 	}
 }
 
+// plain says what is wrong with a line in the trace's terms.
+func plain(err error) error {
+	if t := (*json.UnmarshalTypeError)(nil); errors.As(err, &t) && t.Field != "" {
+		return fmt.Errorf("%s is a %s, want a whole number", t.Field, t.Value)
+	}
+	return err
+}
+
 func missing(line int, field string) error {
 	return fmt.Errorf("trace line %d: %s is missing", line, field)
 }
 
 const azureTime = "2006-01-02 15:04:05.9999999"
+
+var (
+	azureHeader = []string{"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
+	azureWant   = []string{"a time such as 2023-11-16 18:17:03.9799600", "a whole number", "a whole number"}
+)
 
 func azure(r *bufio.Reader, yield func(Arrival, error) bool) {
 	c := csv.NewReader(r)
@@ -120,23 +135,25 @@ func azure(r *bufio.Reader, yield func(Arrival, error) bool) {
 		if errors.Is(err, io.EOF) {
 			return
 		}
-		if err != nil {
-			yield(Arrival{}, fmt.Errorf("trace: %w", err))
-			return
-		}
 		if line == 1 {
-			if f[0] != "TIMESTAMP" || f[1] != "ContextTokens" || f[2] != "GeneratedTokens" {
-				yield(Arrival{}, errors.New("trace line 1: want JSON lines (Mooncake) or the header TIMESTAMP,ContextTokens,GeneratedTokens (Azure)"))
+			if err != nil || !slices.Equal(f, azureHeader) {
+				yield(Arrival{}, fmt.Errorf("trace line 1: want JSON lines (Mooncake) or the header %s (Azure)", strings.Join(azureHeader, ",")))
 				return
 			}
 			continue
 		}
+		if err != nil {
+			yield(Arrival{}, fmt.Errorf("trace: %w", err))
+			return
+		}
 		t, err1 := time.Parse(azureTime, f[0])
 		in, err2 := strconv.Atoi(f[1])
 		out, err3 := strconv.Atoi(f[2])
-		if err := errors.Join(err1, err2, err3); err != nil {
-			yield(Arrival{}, fmt.Errorf("trace line %d: %w", line, err))
-			return
+		for i, err := range []error{err1, err2, err3} {
+			if err != nil {
+				yield(Arrival{}, fmt.Errorf("trace line %d: %s %.40q, want %s", line, azureHeader[i], f[i], azureWant[i]))
+				return
+			}
 		}
 		if line == 2 {
 			start = t

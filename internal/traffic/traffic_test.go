@@ -42,11 +42,13 @@ func TestReadRefuses(t *testing.T) {
 	for in, want := range map[string]string{
 		"": "empty",
 		"{\"timestamp\": 0, \"input_length\": 3}\n":                                        "line 1: output_length is missing",
-		"{\"timestamp\": 0, \"input_length\": \"3\"}\n":                                    "line 1",
+		"{\"timestamp\": 0, \"input_length\": \"3\", \"output_length\": 1}\n":              "line 1: input_length is a string, want a whole number",
 		"{\"timestamp\": 0, \"input_length\": 0, \"output_length\": 1}\n":                  "prompt of 0 tokens",
 		"{\"timestamp\": 5, \"input_length\": 1, \"output_length\": 1}\n{\"timestamp\": 1": "line 2",
 		"a,b,c\n": "want JSON lines",
-		"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n":                 "line 2",
+		"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n":                   "line 2: TIMESTAMP \"yesterday\", want a time",
+		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,1,x\n": "line 2: GeneratedTokens \"x\", want a whole number",
+		"no trace\n": "trace line 1: want JSON lines",
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,1\n": "wrong number of fields",
 	} {
 		if _, err := collect(t, in); err == nil || !strings.Contains(err.Error(), want) {
@@ -67,7 +69,18 @@ func TestPrompt(t *testing.T) {
 	}
 }
 
-// The sample that ships is read whole.
+// The sample in Azure's format is read whole.
+func TestSampleCSV(t *testing.T) {
+	b, err := os.ReadFile("../../testdata/traffic/sample.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, err := collect(t, string(b)); err != nil || len(all) != 60 {
+		t.Errorf("%d arrivals, %v", len(all), err)
+	}
+}
+
+// The sample in Mooncake's format is read whole.
 func TestSample(t *testing.T) {
 	f, err := os.Open("../../testdata/traffic/sample.jsonl")
 	if err != nil {

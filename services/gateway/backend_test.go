@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -187,9 +188,9 @@ func (r *record) commitLocked(d events.Data) *events.Answer {
 	position := events.Position{Seq: b.seq}.String()
 	r.lines, r.positions = append(r.lines, raw), append(r.positions, position)
 	if b.lose == nil || !b.lose(e.Type) {
-		m := nats.NewMsg(events.NotifySubject(r.admit.Model, r.id))
+		m := nats.NewMsg(events.NotifySubject(r.admit.Model, 0))
 		m.Header.Set(events.HeaderPosition, position)
-		m.Data = raw
+		m.Data = append(slices.Clone(raw), '\n')
 		if err := b.bus.PublishMsg(m); err != nil {
 			b.t.Logf("notify: %v", err)
 		}

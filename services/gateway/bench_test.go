@@ -115,12 +115,26 @@ func BenchmarkAdded(b *testing.B) {
 	}
 }
 
-// BenchmarkForeignNotice is what a notification of somebody else's request costs.
+// BenchmarkForeignNotice is what notifications of somebody else's requests cost;
+// an operation is one event.
 func BenchmarkForeignNotice(b *testing.B) {
 	g, _ := benchGateway(b)
-	m := nats.NewMsg(events.NotifySubject("ref", "01890a5d-ac96-774b-bcce-b302099a8057"))
+	const batch = 16
+	n := events.Notice{Seq: 9}
+	for i := range batch {
+		id := "01890a5d-ac96-774b-bcce-b302099a8057"
+		raw, err := events.Append(nil, &events.Event{ID: id + ".5", Source: "/pdgate/lifecycle/lc1", Type: events.TypeDecoded, Subject: id, N: 5,
+			Data: &events.RequestDecoded{Worker: "d1", WorkerEpoch: 1, PromptTokens: 1, CompletionTokens: 1, FinishReason: events.FinishStop, OutputDigest: "x"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		n.Add(i, raw)
+	}
+	m := nats.NewMsg(events.NotifySubject("ref", 0))
+	m.Header.Set(events.HeaderPosition, n.Positions())
+	m.Data = n.Lines
 	b.ReportAllocs()
-	for b.Loop() {
+	for i := 0; i < b.N; i += batch {
 		g.takeNotice(m)
 	}
 }

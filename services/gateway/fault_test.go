@@ -84,8 +84,7 @@ func TestLostTransferredInStream(t *testing.T) {
 	}
 }
 
-// A notification whose subject names another request than its event is no
-// news of either.
+// A notification that does not hold, and one of another request, is no news.
 func TestForgedNotification(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigConfig{})
@@ -95,11 +94,24 @@ func TestForgedNotification(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if err := r.b.bus.Publish(events.NotifySubject("ref", rec.id), raw); err != nil {
+		own, err := events.Append(nil, &events.Event{ID: rec.id + ".9", Source: "/x", Type: events.TypeFailed, Subject: rec.id, N: 9,
+			Data: &events.RequestFailed{Error: *events.NewError(events.CodeInternal, "forged"), From: events.Admitted, Stage: "x"}})
+		if err != nil {
 			t.Error(err)
 		}
-		if err := r.b.bus.Publish(events.NotifySubject("ref", rec.id), []byte("{")); err != nil {
-			t.Error(err)
+		raw = append(raw, '\n')
+		for _, m := range []*nats.Msg{
+			{Header: nats.Header{events.HeaderPosition: {"9.0"}}, Data: raw},
+			{Header: nats.Header{events.HeaderPosition: {"9.0"}}, Data: []byte("{\n")},
+			{Header: nats.Header{events.HeaderPosition: {"9.0"}}, Data: []byte(`{"subject":"` + rec.id + `"}` + "\n")},
+			{Header: nats.Header{events.HeaderPosition: {"9.0"}}, Data: append([]byte(`{"id":"x","subject":"`+rec.id+`","subject":"`+rec.id+`",`), raw[1:]...)},
+			{Header: nats.Header{events.HeaderPosition: {"9.0"}}, Data: own}, // no line: its end is missing
+			{Data: append(own, '\n')},
+		} {
+			m.Subject = events.NotifySubject("ref", 0)
+			if err := r.b.bus.PublishMsg(m); err != nil {
+				t.Error(err)
+			}
 		}
 		// What follows on the same connection shows that the forged ones were read.
 		rec.prefilled()
@@ -321,7 +333,7 @@ func TestPromptService(t *testing.T) {
 		if err := p1.Publish(subject, q); err != nil {
 			t.Error(err)
 		}
-		for _, reply := range []string{"pdgate.v1.gateway.gw1.admit.0", "pdgate.notify.ref." + rec.id, "_INBOXES.x"} {
+		for _, reply := range []string{"pdgate.v1.gateway.gw1.admit.0", events.NotifySubject("ref", 0), "_INBOXES.x"} {
 			if err := p1.PublishRequest(subject, reply, q); err != nil {
 				t.Error(err)
 			}

@@ -101,7 +101,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		}
 		subs = append(subs, s)
 		// A burst waits in memory rather than being dropped: what is dropped costs its
-		// request. Messages are small or counted, see budget.
+		// request.
 		if err := s.SetPendingLimits(1<<18, 256<<20); err != nil {
 			return fmt.Errorf("gateway: subscribe %s: %w", subject, err)
 		}
@@ -193,4 +193,11 @@ func (g *Gateway) flight(id string) *flight {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.flights[id]
+}
+
+// flightOf is flight for an id that need not become a string.
+func (g *Gateway) flightOf(id []byte) *flight {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.flights[string(id)]
 }

@@ -10,20 +10,25 @@ import (
 	"github.com/pdgate/pdgate/events"
 )
 
-// takeNotice folds an event of a request that this gateway opened. All requests
-// of the cluster pass here: the subject tells ours before anything is decoded.
+// takeNotice folds the events of requests that this gateway opened. All requests
+// of the cluster pass here: a look tells ours before anything is decoded.
 func (g *Gateway) takeNotice(m *nats.Msg) {
-	f := g.flight(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
-	if f == nil {
-		return
+	err := events.ReadNotice(m.Header.Get(events.HeaderPosition), m.Data, func(pos events.Position, line []byte) {
+		f := g.flightOf(events.PeekSubject(line))
+		if f == nil {
+			return
+		}
+		e, err := events.Decode(line)
+		if err != nil || e.Subject != f.id {
+			// The poll reads the history instead.
+			g.cfg.Logger.Warn("notification cannot be read", "request_id", f.id)
+			return
+		}
+		f.observe(e, line, pos.String())
+	})
+	if err != nil {
+		g.cfg.Logger.Warn("notifications cannot be read", "error", err)
 	}
-	e, err := events.Decode(m.Data)
-	if err != nil || e.Subject != f.id {
-		// The poll reads the history instead.
-		g.cfg.Logger.Warn("notification cannot be read", "request_id", f.id)
-		return
-	}
-	f.observe(e, m.Data, m.Header.Get(events.HeaderPosition))
 }
 
 // takeOutput keeps one piece of output. Who sent it is a token of the subject:

@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -43,11 +42,10 @@ type queueKey struct {
 type dispatcher struct {
 	svc   *Service
 	js    jetstream.JetStream
-	inbox string
-	sub   *nats.Subscription
 	depth func(context.Context, queueKey) int // items in a queue, see queued
 	kick  chan struct{}                       // something is wrong with the stream, or there is a queue to make
 	due   atomic.Bool                         // the stream must be looked at now
+	fresh atomic.Bool                         // items were published since it was looked at
 
 	// Owned by the loop.
 	created   time.Time // of the stream as last seen; a later time: it was lost and made anew
@@ -61,21 +59,8 @@ func newDispatcher(svc *Service) (*dispatcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("work queues: %w", err)
 	}
-	d := &dispatcher{svc: svc, js: js, kick: make(chan struct{}, 1), inbox: svc.cfg.Bus.NewInbox(), consumers: map[queueKey]bool{}}
+	d := &dispatcher{svc: svc, js: js, kick: make(chan struct{}, 1), consumers: map[queueKey]bool{}}
 	d.depth = d.queued
-	// The stream's acknowledgements. A refusal, or nobody there, means that the
-	// item is not queued: the loop looks at the stream and dispatches again.
-	d.sub, err = svc.cfg.Bus.Subscribe(d.inbox, func(m *nats.Msg) {
-		if len(m.Data) == 0 || bytes.Contains(m.Data, []byte(`"error"`)) {
-			d.poke()
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("work queues: %w", err)
-	}
-	if err := d.sub.SetPendingLimits(-1, -1); err != nil {
-		return nil, fmt.Errorf("work queues: %w", err)
-	}
 	return d, nil
 }
 
@@ -88,7 +73,9 @@ func (d *dispatcher) poke() {
 	}
 }
 
-// publish queues one item. It does not wait: a lost item is found by the sweep.
+// publish queues one item. Nobody acknowledges it: the loop looks at the stream
+// within a second, and one that is not there, or is another one, has lost the
+// items. One that is lost otherwise is found by the sweep.
 func (d *dispatcher) publish(w *events.Work, id string) {
 	b, err := events.AppendWork(nil, w)
 	if err != nil {
@@ -98,19 +85,19 @@ func (d *dispatcher) publish(w *events.Work, id string) {
 	// An error means that the connection is closed or its buffer is full: the
 	// sweep dispatches again.
 	_ = d.svc.publish(&nats.Msg{
-		Subject: events.WorkSubject(w.Model, w.Role), Reply: d.inbox, Data: b,
+		Subject: events.WorkSubject(w.Model, w.Role), Data: b,
 		Header: nats.Header{nats.MsgIdHdr: {id}},
 	})
+	d.fresh.Store(true)
 }
 
 // run looks after the stream, its consumers and lost items until ctx ends.
 func (d *dispatcher) run(ctx context.Context) {
-	defer d.sub.Unsubscribe()
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
 		now := d.svc.now()
-		if d.due.Swap(false) || now.Sub(d.ensured) >= ensureEvery || d.missing() {
+		if d.mustLook(now) {
 			if err := d.ensure(ctx); err != nil && ctx.Err() == nil {
 				d.svc.log.Warn("work queues cannot be looked after", "err", err)
 				d.due.Store(true) // next second
@@ -129,6 +116,12 @@ func (d *dispatcher) run(ctx context.Context) {
 		case <-d.kick:
 		}
 	}
+}
+
+// mustLook says whether the stream and its consumers are to be looked at.
+func (d *dispatcher) mustLook(now time.Time) bool {
+	due, fresh := d.due.Swap(false), d.fresh.Swap(false)
+	return due || fresh || now.Sub(d.ensured) >= ensureEvery || d.missing()
 }
 
 // wanted lists the queues that registered workers read.

@@ -38,7 +38,7 @@ var (
 		events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred,
 		events.CmdDecoded, events.CmdFail, events.CmdCancel, events.CmdReleased,
 	}
-	opsCommands = []events.CommandType{events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore}
+	opsCommands = []events.CommandType{events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit}
 )
 
 func partitionName(p int) string {
@@ -154,10 +154,23 @@ func quote(s string) string {
 // nodeOf is the node that a command belongs to.
 func (s *Service) nodeOf(t events.CommandType, subject string) *node {
 	switch t {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit:
 		return s.opsNode
 	}
 	return s.nodes[events.PartitionOf(subject, len(s.nodes))]
+}
+
+// respond gives a caller what became of its command.
+func (s *Service) respond(c *caller, a *events.Answer, err *events.Error) {
+	s.metrics.answered(s.now(), c, a, err)
+	endSpan(c.span, a, err)
+	switch {
+	case c.reply == "" || s.silent.Load():
+	case err != nil:
+		s.refuse(c.reply, err)
+	default:
+		s.answer(c.reply, a)
+	}
 }
 
 // refuse answers with an error: the command is not recorded.
@@ -185,7 +198,7 @@ func (s *Service) send(m *nats.Msg) { _ = s.publish(m) }
 // answer sends a recorded answer. A denial is an answer whose headers say 409,
 // so that tools that know nothing of pdgate show it as an error.
 func (s *Service) answer(reply string, a *events.Answer) {
-	b, err := events.AppendAnswer(nil, a)
+	b, err := events.AppendAnswer(make([]byte, 0, 512), a)
 	if err != nil {
 		s.log.Error("answer cannot be encoded", "request_id", a.Subject, "err", err)
 		return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -42,24 +41,28 @@ func (s *Service) checkLog(ctx context.Context) error {
 	if path == "" {
 		return nil
 	}
-	f, err := s.openSnapshot(path)
+	r, err := openSnapshot(path, s.cfg.LogKey)
 	if err != nil {
 		return nil // there is none, or it proves nothing
 	}
-	if f.Secret != "" && f.Secret != secretCheck(s.cfg.DigestSecret) {
+	head := r.head
+	if err := r.Close(); err != nil {
+		return err
+	}
+	if head.secret != secretCheck(s.cfg.DigestSecret) {
 		return errors.New("the digest secret (digest-secret.key) is not the one that this log's digests were made with; restore the key from its backup")
 	}
 	var missing time.Time // when the log first said so
 	for {
-		mac, err := s.macAt(ctx, f.Followed)
+		mac, err := s.macAt(ctx, head.followed)
 		switch now := s.now(); {
-		case err == nil && mac == f.MAC:
+		case err == nil && mac == head.mac:
 			return nil
 		case errors.Is(err, journal.ErrNotFound) && missing.IsZero():
 			missing = now
 		case errors.Is(err, journal.ErrNotFound) && now.Sub(missing) < evidenceWait:
 		case err == nil, errors.As(err, &foreign), errors.Is(err, journal.ErrNotFound):
-			return fmt.Errorf("the log does not hold what %s proves was recorded at position %d: its end was lost, or it is another log; restore the stream from its backup, or remove that file to go on without what is lost", path, f.Followed)
+			return fmt.Errorf("the log does not hold what %s proves was recorded at position %d: its end was lost, or it is another log; restore the stream from its backup, or remove that file to go on without what is lost", path, head.followed)
 		default:
 			return err
 		}
@@ -75,12 +78,3 @@ func (s *Service) checkLog(ctx context.Context) error {
 
 // secretCheck is what a snapshot keeps of the digest secret.
 func secretCheck(secret []byte) string { return events.Digest(secret, "snapshot check", nil) }
-
-// openSnapshot reads a snapshot and checks its seal and its format.
-func (s *Service) openSnapshot(path string) (*snapshotFile, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	return parseSnapshot(s.cfg.LogKey, b)
-}

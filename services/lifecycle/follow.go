@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/journal"
+	"github.com/pdgate/pdgate/statemachine/projection"
 )
 
 // follow feeds the nodes from the log. It ends with ctx, or with an error that
@@ -24,22 +25,48 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 	if from >= end {
 		s.following.Store(true)
 	}
+	for _, n := range s.all() {
+		n.begin()
+	}
+	// pass counts a message as followed, and offers the read side what is in it.
+	pass := func(n *node, seq uint64, mac string) {
+		es, complete := []projection.Event(nil), true
+		if n != nil {
+			es, complete = n.passed(seq)
+		}
+		if complete {
+			s.projection.Offer(projection.Envelope{Seq: seq, MAC: mac, Events: es})
+		} else {
+			s.projection.Skip(seq)
+		}
+		s.saw(seq)
+		s.followed.Store(seq)
+		s.envelopes.Add(1)
+		if seq >= end {
+			s.following.Store(true)
+		}
+	}
+	// An own envelope was folded at its acknowledgement, and is not opened again.
+	known := func(partition int, seq uint64, mac string) bool {
+		n := s.nodeAt(partition)
+		if n == nil || !n.folded(seq) {
+			return false
+		}
+		pass(n, seq, mac)
+		return true
+	}
 	var last *gap
 	for {
 		err := s.cfg.Journal.Follow(ctx, from+1, func(env *events.Envelope) error {
-			if n := s.nodeAt(env.Partition); n != nil {
+			n := s.nodeAt(env.Partition)
+			if n != nil {
 				if err := n.follow(env, s.now()); err != nil {
 					return &gap{n, env.Seq, err}
 				}
 			}
-			s.saw(env.Seq)
-			s.followed.Store(env.Seq)
-			s.envelopes.Add(1)
-			if env.Seq >= end {
-				s.following.Store(true)
-			}
+			pass(n, env.Seq, env.MAC)
 			return nil
-		})
+		}, known)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -117,11 +144,16 @@ func (s *Service) insist(ctx context.Context, ask func(context.Context) error) e
 	}
 }
 
+// read reads the log and opens every message.
+func (s *Service) read(ctx context.Context, next uint64, handle func(*events.Envelope) error) error {
+	return s.cfg.Journal.Follow(ctx, next, handle)
+}
+
 // readSide keeps the read side fed. Nothing is decided from it, so its trouble (a
 // full disk) is logged and tried again, and stops nobody.
 func (s *Service) readSide(ctx context.Context) {
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
-		err := s.projection.Run(ctx, s.cfg.Journal.Follow)
+		err := s.projection.Run(ctx, s.read)
 		if ctx.Err() != nil {
 			return
 		}

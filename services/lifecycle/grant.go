@@ -1,19 +1,90 @@
 package lifecycle
 
 import (
+	"context"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/statemachine"
 )
 
-// attach puts the signed grant and the key of the KV digest into the answer to
-// a granted command. It works from folded state only, so the grant is durable
-// before it leaves the service, and every replica, however often it is asked,
-// signs the same bytes. A grant that a later one replaced is not given out
-// again: the owner would refuse it.
-func (s *shard) attach(a *events.Answer) error {
+// maxSigning bounds the grants that wait to be signed. Above it a grant is signed
+// where its answer is born, under the partition's lock: that slows whoever
+// grants so many.
+const maxSigning = 4096
+
+// signing is a granted answer that lacks its signed grant.
+type signing struct {
+	to     *caller
+	answer events.Answer // a copy: whoever else gets the answer has their own
+	grant  *events.Grant
+}
+
+// signer signs grants on a goroutine of its own: a signature takes longer than
+// everything else that is done for an event. An answer that a crash keeps it
+// from is made again when the worker asks again, byte for byte.
+type signer struct {
+	svc  *Service
+	todo chan signing
+	open atomic.Int64 // taken and not answered
+}
+
+func newSigner(svc *Service) *signer { return &signer{svc: svc, todo: make(chan signing, maxSigning)} }
+
+// take accepts a grant to sign, if there is room.
+func (g *signer) take(x signing) bool {
+	g.open.Add(1)
+	select {
+	case g.todo <- x:
+		return true
+	default:
+		g.open.Add(-1)
+		return false
+	}
+}
+
+// run signs until ctx ends.
+func (g *signer) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case x := <-g.todo:
+			g.svc.sign(x)
+			g.open.Add(-1)
+		}
+	}
+}
+
+// signSoon has the grant signed and the answer sent.
+func (s *Service) signSoon(x signing) {
+	if s.signer == nil || !s.signer.take(x) {
+		s.sign(x)
+	}
+}
+
+// sign completes the answer with the signed grant and the key of the KV digest,
+// and sends it.
+func (s *Service) sign(x signing) {
+	g, err := events.SignGrant(s.cfg.GrantKey, x.grant)
+	if err != nil {
+		s.log.Error("grant cannot be signed", "request_id", x.answer.Subject, "err", err)
+		s.respond(x.to, nil, events.NewError(events.CodeInternal, "the grant is recorded and cannot be signed"))
+		return
+	}
+	x.answer.Grant = g
+	x.answer.KVKey = kvKey(s.cfg.DigestSecret, x.answer.Subject)
+	s.respond(x.to, &x.answer, nil)
+}
+
+// grantFor is the grant that belongs to the answer to a granted command, nil if
+// none does. It is made from folded state only, so the grant is durable before
+// it leaves the service, and every replica, however often it is asked, signs the
+// same bytes. A grant that a later one replaced is not given out again: the
+// owner would refuse it.
+func (s *shard) grantFor(a *events.Answer) *events.Grant {
 	if a.Type != events.TypeTransferGranted || a.Denied != nil {
 		return nil
 	}
@@ -25,16 +96,7 @@ func (s *shard) attach(a *events.Answer) error {
 	if !ok || a.ID != x.r.ID+"."+strconv.Itoa(rec.N) {
 		return nil
 	}
-	if x.grant == nil || x.granted != rec.N {
-		g, err := events.SignGrant(s.svc.cfg.GrantKey, grantOf(x.r, rec.Pos))
-		if err != nil {
-			return fmt.Errorf("sign grant: %w", err)
-		}
-		x.grant, x.granted = g, rec.N
-	}
-	a.Grant = x.grant
-	a.KVKey = kvKey(s.svc.cfg.DigestSecret, x.r.ID)
-	return nil
+	return grantOf(x.r, rec.Pos)
 }
 
 // lastGrant is the record of the request's last grant.

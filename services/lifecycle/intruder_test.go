@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -245,7 +246,7 @@ func TestVoidEventIsNoSuccess(t *testing.T) {
 	s := c.s.nodeOf(events.CmdAdmit, id).shard
 	fold := func(n int, prev events.Position, d events.Data) *events.Answer {
 		e := &events.Event{ID: fmt.Sprintf("%s.%d", id, n), N: n, Subject: id, Type: d.EventType(), Time: time.Now(), Prev: prev, Data: d}
-		return s.Fold(e, events.Position{Seq: uint64(n)}, []byte("line"))
+		return s.Fold(e, events.Position{Seq: uint64(n)}, "hash")
 	}
 	if a := fold(1, events.Position{}, &events.RequestAdmitted{Model: testModel, Deadline: time.Now().Add(time.Minute), PrefillBy: time.Now().Add(time.Minute)}); a.Denied != nil {
 		t.Fatalf("%+v", a)
@@ -253,7 +254,7 @@ func TestVoidEventIsNoSuccess(t *testing.T) {
 	if a := fold(2, events.Position{Seq: 1}, &events.RequestTransferred{GrantEpoch: 1, Worker: "d1", WorkerEpoch: 1}); a.Err() == nil {
 		t.Errorf("a transfer of what was not prefilled: %+v", a)
 	}
-	if a := c.s.opsNode.ops.Fold(&events.Event{ID: "p1.2", N: 2, Subject: "p1", Type: events.TypeWorkerJoined, Data: &events.WorkerJoined{Worker: "p1"}}, events.Position{Seq: 1}, []byte("line")); a.Err() == nil {
+	if a := c.s.opsNode.ops.Fold(&events.Event{ID: "p1.2", N: 2, Subject: "p1", Type: events.TypeWorkerJoined, Data: &events.WorkerJoined{Worker: "p1"}}, events.Position{Seq: 1}, "hash"); a.Err() == nil {
 		t.Errorf("a registration out of its history: %+v", a)
 	}
 }
@@ -264,7 +265,7 @@ func TestReservationsEnd(t *testing.T) {
 	c := bare(t)
 	n := c.s.nodes[0]
 	d := n.shard.Begin()
-	d.Encoded(&events.Event{Tenant: testTenant, Data: &events.RequestAdmitted{Model: testModel}}, []byte("line"))
+	d.Encoded(&events.Event{Tenant: testTenant, Data: &events.RequestAdmitted{Model: testModel}}, "hash")
 	if open, _ := c.s.counts.of(testTenant, testModel); open != 1 {
 		t.Fatalf("%d open while the envelope is out", open)
 	}
@@ -296,11 +297,16 @@ func TestForgottenStaysForgotten(t *testing.T) {
 		fresh = newID(t)
 	}
 	i.admitted(fresh)
+	var p, read snapshotPartition
 	n.mu.Lock()
-	p := n.shard.copy(n.loop.Applied())
+	n.shard.copy(&p, n.loop.Applied())
 	n.mu.Unlock()
+	f := readForm(bytes.NewReader(written(t, func(f *form) { formPartition(f, &p) })))
+	if formPartition(f, &read); f.err != nil {
+		t.Fatal(f.err)
+	}
 	restored := newShard(x.Service, n.partition)
-	restored.load(p)
+	restored.load(&read)
 	if !restored.forgotten(id) || restored.forgotten(fresh) {
 		t.Error("the snapshot forgets what was forgotten, or too much")
 	}

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/pdgate/pdgate/events"
@@ -26,6 +25,9 @@ type node struct {
 	loop  *partition.Loop // guarded by mu, and so is the shard
 	shard *shard          // nil for operations
 	ops   *opsShard       // nil for requests
+	kept  kept            // for the read side; guarded by mu
+	news  []news          // folded and not announced yet; empty while mu is free
+	told  int             // bytes of the last announcement: the next one's buffer
 }
 
 func (s *Service) newNode(p int) (*node, error) {
@@ -66,7 +68,9 @@ func (n *node) order(c *events.Command, now time.Time) {
 func (n *node) follow(env *events.Envelope, now time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.loop.Followed(env, now)
+	err := n.loop.Followed(env, now)
+	n.announce()
+	return err
 }
 
 // tick passes time: silences, deadlines, forgetting. It says whether commands
@@ -114,6 +118,7 @@ func (n *node) Publish(token uint64, env *events.Envelope) error {
 		case journal.Stored:
 			n.svc.saw(r.Seq)
 			n.loop.Stored(token, r.Seq, now)
+			n.announce()
 		case journal.Refused:
 			n.loop.Refused(token, r.Hint, now)
 		default:
@@ -132,30 +137,21 @@ func (n *node) Answer(to any, a *events.Answer, err *events.Error) {
 		}
 		return
 	}
-	n.svc.metrics.answered(n.svc.now(), c, a, err)
-	endSpan(c.span, a, err)
-	if c.reply == "" || n.svc.silent.Load() {
-		return
-	}
-	if err != nil {
-		n.svc.refuse(c.reply, err)
-		return
-	}
-	if n.shard != nil && a.Type == events.TypeTransferGranted {
-		if err := n.shard.attach(a); err != nil {
-			n.svc.log.Error("grant cannot be signed", "request_id", a.Subject, "err", err)
-			n.svc.refuse(c.reply, events.NewError(events.CodeInternal, "the grant is recorded and cannot be signed"))
+	if n.shard != nil && err == nil && c.reply != "" {
+		if g := n.shard.grantFor(a); g != nil {
+			n.svc.signSoon(signing{c, *a, g})
 			return
 		}
 	}
-	n.svc.answer(c.reply, a)
+	n.svc.respond(c, a, err)
 }
 
-// Committed announces an event after it is durable and folded, and dispatches
-// the work that it calls for: the replica that wrote it does, once. What it did
-// not get to before a crash, gateways and workers ask for, and the partition's
-// next replica dispatches. The lock is held.
+// Committed notes an event for the announcement of its envelope, after it is
+// durable and folded, and dispatches the work that it calls for: the replica
+// that wrote it does, once. What it did not get to before a crash, gateways and
+// workers ask for, and the partition's next replica dispatches. The lock is held.
 func (n *node) Committed(e *events.Event, pos events.Position, line []byte, own bool) {
+	n.keep(e, pos)
 	if !own || n.shard == nil || n.svc.silent.Load() {
 		return
 	}
@@ -163,10 +159,7 @@ func (n *node) Committed(e *events.Event, pos events.Position, line []byte, own 
 	if x == nil || x.r.Model == "" || e.N == 0 {
 		return
 	}
-	n.svc.send(&nats.Msg{
-		Subject: events.NotifySubject(x.r.Model, e.Subject), Data: line,
-		Header: nats.Header{events.HeaderPosition: {pos.String()}, events.HeaderContent: {events.ContentEvent}},
-	})
+	n.tell(x.r.Model, pos, line)
 	if e.Type == events.TypeAdmitted || e.Type == events.TypePrefilled {
 		if w := n.svc.workOf(x.r); w != nil {
 			x.sent = n.svc.now()

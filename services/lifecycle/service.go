@@ -35,6 +35,7 @@ type Service struct {
 	now         func() time.Time
 	unique      func() string         // a name that nobody else has
 	publish     func(*nats.Msg) error // to the bus, without waiting
+	noticeLimit int                   // bytes of one message of notices
 
 	nodes   []*node // by partition number
 	opsNode *node
@@ -42,6 +43,7 @@ type Service struct {
 	counts  *counts
 	members *members
 	work    *dispatcher
+	signer  *signer // set by Run; nil: whoever answers signs
 
 	projection *projection.Projection // set by Run
 	slowTurns  chan struct{}
@@ -67,7 +69,14 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Bus == nil {
 		return nil, errors.New("lifecycle: Bus is missing")
 	}
-	return newService(cfg, cfg.Bus.PublishMsg, nuid.Next)
+	s, err := newService(cfg, cfg.Bus.PublishMsg, nuid.Next)
+	if err != nil {
+		return nil, err
+	}
+	if limit := int(cfg.Bus.MaxPayload()); limit > 0 { // 0: never connected so far
+		s.noticeLimit = min(s.noticeLimit, limit)
+	}
+	return s, nil
 }
 
 func newService(cfg Config, publish func(*nats.Msg) error, unique func() string) (*Service, error) {
@@ -77,7 +86,7 @@ func newService(cfg Config, publish func(*nats.Msg) error, unique func() string)
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger.With("replica", cfg.Name), source: "/pdgate/lifecycle/" + cfg.Name,
-		writer: cfg.Name + "." + unique(), unique: unique, publish: publish, policy: cfg.policy(),
+		writer: cfg.Name + "." + unique(), unique: unique, publish: publish, noticeLimit: cfg.maxEnvelope(), policy: cfg.policy(),
 		grantPublic: cfg.GrantKey.Public().(ed25519.PublicKey), tracer: otel.Tracer(scope), now: time.Now,
 		roster: newRoster(), counts: newCounts(), members: newMembers(cfg.Name),
 		slowTurns: make(chan struct{}, slowQueries), kickChores: make(chan struct{}, 1), awake: make(chan struct{}, 1), ready: make(chan struct{}),
@@ -178,6 +187,7 @@ func (s *Service) run(ctx context.Context) (err error) {
 	if s.work, err = newDispatcher(s); err != nil {
 		return err
 	}
+	s.signer = newSigner(s)
 
 	// The loops outlive ctx by the hand-over.
 	loops, stop := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -198,9 +208,11 @@ func (s *Service) run(ctx context.Context) (err error) {
 	}
 	defer unobserve()
 	s.roster.listen(s.now())
+	s.projection.Skip(from) // the follower goes on from there
 	run("read side", func(ctx context.Context) error { s.readSide(ctx); return nil })
 	run("follow log", func(ctx context.Context) error { return s.follow(ctx, from) })
 	run("tick", s.ticks)
+	run("grants", s.signer.run)
 	run("chores", func(ctx context.Context) error { s.chores(ctx); return nil })
 	run("work queues", func(ctx context.Context) error { s.work.run(ctx); return nil })
 	run("snapshots", s.snapshots)
@@ -234,10 +246,7 @@ func (s *Service) settle(ctx context.Context) {
 	t := time.NewTicker(5 * time.Millisecond)
 	defer t.Stop()
 	for {
-		n := 0
-		for _, x := range s.all() {
-			n += x.waiting()
-		}
+		n := s.unanswered()
 		if n == 0 {
 			break
 		}
@@ -250,6 +259,15 @@ func (s *Service) settle(ctx context.Context) {
 	}
 	// Answers may still be in the connection's buffer. A lost bus ends the wait.
 	_ = s.flush(ctx, stopTime/4)
+}
+
+// unanswered counts the commands that wait for the log or for a signature.
+func (s *Service) unanswered() int {
+	n := 0
+	for _, x := range s.all() {
+		n += x.waiting()
+	}
+	return n + int(s.signer.open.Load()) // last: a command waits here once it waits there no more
 }
 
 // flush waits until the server has read what was published.

@@ -30,8 +30,6 @@ type entry struct {
 	since    time.Time // time of the event that led to the present state
 	sent     time.Time // when this replica last dispatched work for it; its own clock
 	resent   int       // how often it dispatched again
-	grant    *events.SignedGrant
-	granted  int // number of the event that grant was made from
 }
 
 // chain is the end of one tenant's events in this partition.
@@ -62,12 +60,11 @@ type shard struct {
 }
 
 // draft is the envelope that is being built: what its earlier events add to the
-// tenants' chains, the events' hashes, and the admissions that it counts. There
-// is one at a time, and the next Begin makes it void.
+// tenants' chains, and the admissions that it counts. There is one at a time, and
+// the next Begin makes it void.
 type draft struct {
 	s        *shard
 	overlay  map[string]chain
-	hashes   map[*events.Event]string
 	reserved []reservation
 }
 
@@ -79,7 +76,7 @@ func newShard(svc *Service, number int) *shard {
 		open: map[string]*entry{}, closed: map[string]*entry{}, gone: map[[16]byte]bool{},
 		unknown: newAnswers(maxUnknown), tenants: map[string]chain{},
 	}
-	s.draft = draft{s: s, overlay: map[string]chain{}, hashes: map[*events.Event]string{}}
+	s.draft = draft{s: s, overlay: map[string]chain{}}
 	return s
 }
 
@@ -91,8 +88,7 @@ func (s *shard) find(id string) *entry {
 }
 
 // Recorded returns the recorded answer to a command, if there is one.
-func (s *shard) Recorded(c *events.Command) (*events.Answer, bool) {
-	key := c.Key()
+func (s *shard) Recorded(c *events.Command, key string) (*events.Answer, bool) {
 	x := s.find(c.Subject)
 	if x == nil {
 		return s.unknown.get(key)
@@ -130,7 +126,6 @@ func answerOf(r *statemachine.Request, rec statemachine.Recorded) *events.Answer
 // Begin starts an envelope: what the one before it assumed is void.
 func (s *shard) Begin() partition.Draft {
 	clear(s.draft.overlay)
-	clear(s.draft.hashes)
 	s.draft.unreserve()
 	return &s.draft
 }
@@ -143,13 +138,11 @@ func (d *draft) unreserve() {
 	d.reserved = d.reserved[:0]
 }
 
-// Encoded is told the bytes of the event just decided: the tenant's next event
-// in the same envelope chains on them, and an admission counts from here on.
-func (d *draft) Encoded(e *events.Event, line []byte) {
-	h := events.Hash(line)
-	d.hashes[e] = h
+// Encoded is told the hash of the event just decided: the tenant's next event in
+// the same envelope chains on it, and an admission counts from here on.
+func (d *draft) Encoded(e *events.Event, hash string) {
 	if e.TenantSeq > 0 {
-		d.overlay[e.Tenant] = chain{e.TenantSeq, h}
+		d.overlay[e.Tenant] = chain{e.TenantSeq, hash}
 	}
 	if a, ok := e.Data.(*events.RequestAdmitted); ok {
 		d.s.svc.counts.add(e.Tenant, 1, a.Model, 1)
@@ -158,7 +151,7 @@ func (d *draft) Encoded(e *events.Event, line []byte) {
 }
 
 // Decide returns the event to append for the command.
-func (d *draft) Decide(c *events.Command, now time.Time) *events.Event {
+func (d *draft) Decide(c *events.Command, key string, now time.Time) *events.Event {
 	s := d.s
 	var r *statemachine.Request
 	if x := s.find(c.Subject); x != nil {
@@ -172,7 +165,7 @@ func (d *draft) Decide(c *events.Command, now time.Time) *events.Event {
 	}
 	e := &events.Event{
 		Source: s.svc.source, Type: data.EventType(), Subject: c.Subject, Time: events.Micros(now),
-		Command: c.Key(), Principal: c.From(), Traceparent: c.Traceparent, Data: data,
+		Command: key, Principal: c.From(), Traceparent: c.Traceparent, Data: data,
 	}
 	switch {
 	case r != nil:
@@ -223,12 +216,8 @@ func (s *shard) gather(c *events.Command, r *statemachine.Request, now time.Time
 }
 
 // Fold applies one stored event and returns the answer to its command.
-func (s *shard) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
+func (s *shard) Fold(e *events.Event, pos events.Position, hash string) *events.Answer {
 	s.draft.unreserve() // the envelope is settled; what it admitted counts by being folded
-	hash, ok := s.draft.hashes[e]
-	if !ok {
-		hash = events.Hash(line)
-	}
 	if e.TenantSeq > 0 {
 		if head := s.tenants[e.Tenant]; e.TenantSeq != head.Seq+1 || e.TenantPrev != head.Hash {
 			s.svc.alarm("a tenant's chain is broken", "partition", partitionName(s.number), "position", pos.String(), "tenant", e.Tenant)

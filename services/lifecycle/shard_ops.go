@@ -24,11 +24,11 @@ func newOpsShard(svc *Service) *opsShard {
 }
 
 // Recorded returns the recorded answer to an order, while it still counts.
-func (s *opsShard) Recorded(c *events.Command) (*events.Answer, bool) {
+func (s *opsShard) Recorded(c *events.Command, key string) (*events.Answer, bool) {
 	if s.ops.Subjects[c.Subject].N == 0 {
-		return s.unknown.get(c.Key())
+		return s.unknown.get(key)
 	}
-	rec, ok := s.ops.Answer(c.Subject, c.Key())
+	rec, ok := s.ops.Answer(c.Subject, key)
 	if !ok {
 		return nil, false
 	}
@@ -47,21 +47,27 @@ func opsAnswer(subject string, rec statemachine.Recorded) *events.Answer {
 func (s *opsShard) Begin() partition.Draft { return s }
 
 // Encoded has nothing to chain: operations are no tenant's.
-func (s *opsShard) Encoded(*events.Event, []byte) {}
+func (s *opsShard) Encoded(*events.Event, string) {}
 
 // Decide returns the event to append for the order.
-func (s *opsShard) Decide(c *events.Command, now time.Time) *events.Event {
+func (s *opsShard) Decide(c *events.Command, key string, now time.Time) *events.Event {
 	s.facts.Now = now
 	data := s.machine.DecideOps(s.ops, c, &s.facts)
 	last := s.ops.Subjects[c.Subject]
 	e := &events.Event{
 		Source: s.svc.source, Type: data.EventType(), Subject: c.Subject, Time: events.Micros(now),
-		Command: c.Key(), Principal: c.From(), Traceparent: c.Traceparent, Data: data,
+		Command: key, Principal: c.From(), Traceparent: c.Traceparent, Data: data,
 	}
 	if e.Type == events.TypeDenied && last.N == 0 {
 		// The subject is the sender's word. A history for each name that somebody
 		// invents would stay in memory for ever: the denial stands outside of any.
 		e.ID = "denied." + e.Command + "." + s.svc.unique()
+		return e
+	}
+	if e.Type == events.TypeAuditRead {
+		// A read is its own subject, and nothing follows: a history of one event for
+		// each would stay in memory for ever.
+		e.ID = "read." + c.Subject + "." + s.svc.unique()
 		return e
 	}
 	e.N, e.Prev = last.N+1, last.Pos
@@ -70,8 +76,7 @@ func (s *opsShard) Decide(c *events.Command, now time.Time) *events.Event {
 }
 
 // Fold applies one stored event and tells the roster.
-func (s *opsShard) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
-	hash := events.Hash(line)
+func (s *opsShard) Fold(e *events.Event, pos events.Position, hash string) *events.Answer {
 	if e.N == 0 {
 		a := stray(e, pos, hash)
 		s.unknown.put(e.Command, a)

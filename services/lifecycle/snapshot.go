@@ -1,16 +1,12 @@
 package lifecycle
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -21,41 +17,28 @@ import (
 // not read the log from its beginning. It is a cache: whatever is odd about a
 // file, the log is read instead. One that is sound and names a position that the
 // log does not have is no cache but evidence, see checkLog.
-//
-// The file is one JSON object and, after a newline, its HMAC under the log key
-// in base64url. It names the position that the follower had reached and that
-// envelope's MAC, which another log does not have there.
 const (
-	snapshotName     = "lifecycle.snapshot"
-	snapshotFormat   = 1
 	snapshotAfter    = 10_000 // envelopes
-	snapshotShare    = 30     // a snapshot takes one part in so many of the time, however large memory is
-	snapshotContext  = "pdgate lifecycle snapshot\x00"
-	snapshotMostEnds = 2048 // ended requests of a partition that are kept whole
+	snapshotShare    = 100    // a snapshot takes one part in so many of the time, however large memory is
+	snapshotMostEnds = 2048   // ended requests of a partition that are kept whole
 )
 
-type snapshotFile struct {
-	Format     int                 `json:"format"`
-	Followed   uint64              `json:"followed"`
-	MAC        string              `json:"mac"`              // of the envelope at Followed
-	Secret     string              `json:"secret,omitempty"` // a digest that tells one digest secret from another
-	OpsApplied uint64              `json:"ops_applied"`
-	Ops        *statemachine.Ops   `json:"ops"`
-	Partitions []snapshotPartition `json:"partitions"`
-}
-
+// snapshotPartition is one partition's state at one point of the log.
 type snapshotPartition struct {
-	Applied uint64           `json:"applied"`
-	Open    []snapshotEntry  `json:"open"`
-	Closed  []snapshotEntry  `json:"closed"` // in the order they ended
-	Gone    []byte           `json:"gone"`   // ids of 16 bytes, oldest first
-	Tenants map[string]chain `json:"tenants"`
-	Horizon time.Time        `json:"horizon,omitzero"`
+	applied uint64
+	horizon time.Time
+	tenants map[string]chain
+	open    []snapshotEntry
+	closed  []snapshotEntry // in the order they ended
+	gone    [][16]byte      // ids, oldest first
+	ended   []string        // ids that follow gone, and are not compact yet; only in what is written
+
+	requests []statemachine.Request // what the entries to write point into
 }
 
 type snapshotEntry struct {
-	Request *statemachine.Request `json:"request"`
-	Since   time.Time             `json:"since"`
+	r     *statemachine.Request
+	since time.Time
 }
 
 // snapshots writes one now and then.
@@ -94,90 +77,66 @@ func (s *Service) snapshot(ctx context.Context) error {
 		return nil
 	}
 	s.envelopes.Store(0)
-	f := snapshotFile{Format: snapshotFormat, Followed: s.followed.Load(), Secret: secretCheck(s.cfg.DigestSecret)}
-	if f.Followed == 0 {
+	h := snapshotHead{followed: s.followed.Load(), secret: secretCheck(s.cfg.DigestSecret), partitions: len(s.nodes)}
+	if h.followed == 0 {
 		return nil // nothing is recorded
 	}
 	// At a stop the log may be away: a snapshot is not worth waiting for it.
 	ctx, cancel := context.WithTimeout(ctx, stopTime/2)
 	defer cancel()
 	var err error
-	if f.MAC, err = s.macAt(ctx, f.Followed); err != nil {
+	if h.mac, err = s.macAt(ctx, h.followed); err != nil {
 		return fmt.Errorf("read position: %w", err)
 	}
-	s.opsNode.mu.Lock()
-	f.OpsApplied, f.Ops = s.opsNode.loop.Applied(), s.opsNode.ops.ops.Clone()
-	s.opsNode.mu.Unlock()
-	for _, n := range s.nodes {
-		n.mu.Lock()
-		f.Partitions = append(f.Partitions, n.shard.copy(n.loop.Applied()))
-		n.mu.Unlock()
-	}
-	body, err := json.Marshal(f)
-	if err != nil {
-		return fmt.Errorf("encode: %w", err)
-	}
-	body = append(body, '\n')
-	return writeAtomic(s.statePath(snapshotName), append(body, snapshotMAC(s.cfg.LogKey, body[:len(body)-1])...))
+	return writeAtomic(s.statePath(snapshotName), func(w io.Writer) error {
+		return sealed(w, s.cfg.LogKey, func(f *form) error {
+			formHead(f, &h)
+			s.opsNode.mu.Lock()
+			applied, ops := s.opsNode.loop.Applied(), s.opsNode.ops.ops.Clone()
+			s.opsNode.mu.Unlock()
+			number(f, &applied)
+			formOps(f, ops)
+			var p snapshotPartition
+			for _, n := range s.nodes {
+				n.mu.Lock()
+				n.shard.copy(&p, n.loop.Applied())
+				n.mu.Unlock()
+				formPartition(f, &p)
+			}
+			return nil
+		})
+	})
 }
 
-func snapshotMAC(key, body []byte) string {
-	m := hmac.New(sha256.New, key)
-	m.Write([]byte(snapshotContext))
-	m.Write(body)
-	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
-}
-
-// copy is the shard's state; the node's lock is held. Payloads are shared: they
-// are never written to after they were folded.
-func (s *shard) copy(applied uint64) snapshotPartition {
-	p := snapshotPartition{Applied: applied, Tenants: make(map[string]chain, len(s.tenants)), Horizon: s.horizon}
+// copy puts the shard's state into p, over what it held; the node's lock is held,
+// and what is encoded later needs it no more. Requests are copied flat: payloads
+// are never written to after they were folded, and what a fold takes out of Held
+// or Recorded it takes out of a copy. So are endings and going only appended to,
+// and cut off at the front.
+func (s *shard) copy(p *snapshotPartition, applied uint64) {
+	p.applied, p.horizon = applied, s.horizon
+	if p.tenants == nil {
+		p.tenants = make(map[string]chain, len(s.tenants))
+	}
+	clear(p.tenants)
 	for t, c := range s.tenants {
-		p.Tenants[t] = c
+		p.tenants[t] = c
 	}
+	shrunk := max(0, len(s.endings)-snapshotMostEnds)
+	p.gone, p.ended = s.going, s.endings[:shrunk]
+	kept := s.endings[shrunk:]
+	p.requests = slices.Grow(p.requests[:0], len(s.open)+len(kept)) // entries point into it
+	add := func(to []snapshotEntry, x *entry) []snapshotEntry {
+		p.requests = append(p.requests, *x.r)
+		return append(to, snapshotEntry{&p.requests[len(p.requests)-1], x.since})
+	}
+	p.open, p.closed = p.open[:0], p.closed[:0]
 	for _, x := range s.open {
-		p.Open = append(p.Open, snapshotEntry{x.r.Clone(), x.since})
+		p.open = add(p.open, x)
 	}
-	for _, k := range s.going {
-		p.Gone = append(p.Gone, k[:]...)
+	for _, id := range kept {
+		p.closed = add(p.closed, s.closed[id])
 	}
-	for i, id := range s.endings {
-		if i < len(s.endings)-snapshotMostEnds {
-			k := compact(id)
-			p.Gone = append(p.Gone, k[:]...)
-			continue
-		}
-		x := s.closed[id]
-		p.Closed = append(p.Closed, snapshotEntry{x.r.Clone(), x.since})
-	}
-	return p
-}
-
-// writeAtomic replaces a file whole. A crash before the rename leaves the old
-// one, a crash after it the new one. What a crash leaves beside it has always the
-// same name, and is written over: crashes fill no disk.
-func writeAtomic(path string, b []byte) error {
-	tmp, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone after the rename
-	_, err = tmp.Write(b)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if err = errors.Join(err, tmp.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
 }
 
 // restore loads the snapshot, if there is one that is sound and of this log, and
@@ -187,7 +146,7 @@ func (s *Service) restore(ctx context.Context) (uint64, error) {
 	if path == "" {
 		return 0, nil
 	}
-	f, err := s.readSnapshot(ctx, path)
+	followed, st, err := s.readSnapshot(ctx, path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return 0, nil
@@ -198,83 +157,29 @@ func (s *Service) restore(ctx context.Context) (uint64, error) {
 		return 0, nil
 	}
 	s.opsNode.mu.Lock()
-	s.opsNode.ops.ops = f.Ops
-	s.opsNode.loop.Resume(f.OpsApplied)
-	s.roster.publish(f.Ops, nil, s.now())
+	s.opsNode.ops.ops = &st.ops
+	s.opsNode.loop.Resume(st.opsApplied)
+	s.roster.publish(&st.ops, nil, s.now())
 	s.opsNode.mu.Unlock()
-	n := 0
-	for i, p := range f.Partitions {
-		x := s.nodes[i]
-		x.mu.Lock()
-		x.shard.load(p)
-		x.loop.Resume(p.Applied)
-		x.mu.Unlock()
-		n += len(p.Open)
-		s.saw(p.Applied)
+	open := 0
+	for i := range st.partitions {
+		p, n := &st.partitions[i], s.nodes[i]
+		n.mu.Lock()
+		n.shard.load(p)
+		n.loop.Resume(p.applied)
+		n.mu.Unlock()
+		open += len(p.open)
+		s.saw(p.applied)
 	}
-	s.log.Info("snapshot is loaded", "seq", f.Followed, "open", n)
-	return f.Followed, nil
-}
-
-var errSnapshot = errors.New("file is damaged, or of another installation")
-
-// readSnapshot reads and checks the file whole before anything of it is used.
-func (s *Service) readSnapshot(ctx context.Context, path string) (*snapshotFile, error) {
-	f, err := s.openSnapshot(path)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case len(f.Partitions) != len(s.nodes):
-		return nil, fmt.Errorf("%d partitions, the log has %d", len(f.Partitions), len(s.nodes))
-	case f.Ops == nil:
-		return nil, errSnapshot
-	}
-	for i, p := range f.Partitions {
-		if len(p.Gone)%16 != 0 {
-			return nil, errSnapshot
-		}
-		for _, e := range append(p.Open[:len(p.Open):len(p.Open)], p.Closed...) {
-			if e.Request == nil || events.PartitionOf(e.Request.ID, len(s.nodes)) != i {
-				return nil, errSnapshot
-			}
-		}
-	}
-	mac, err := s.macAt(ctx, f.Followed)
-	if err != nil {
-		return nil, fmt.Errorf("log at %d: %w", f.Followed, err)
-	}
-	if mac != f.MAC {
-		return nil, errors.New("it is of another log")
-	}
-	return f, nil
-}
-
-// parseSnapshot checks a file's seal and format.
-func parseSnapshot(key, b []byte) (*snapshotFile, error) {
-	i := bytes.LastIndexByte(b, '\n')
-	if i < 0 || !hmac.Equal(b[i+1:], []byte(snapshotMAC(key, b[:i]))) {
-		return nil, errSnapshot
-	}
-	f := new(snapshotFile)
-	if err := json.Unmarshal(b[:i], f); err != nil {
-		return nil, err
-	}
-	if f.Format != snapshotFormat {
-		return nil, fmt.Errorf("format %d, this build has %d", f.Format, snapshotFormat)
-	}
-	return f, nil
+	s.log.Info("snapshot is loaded", "seq", followed, "open", open)
+	return followed, nil
 }
 
 // load takes over what copy gave; the node's lock is held.
-func (s *shard) load(p snapshotPartition) {
-	s.horizon = p.Horizon
-	s.tenants = p.Tenants
-	if s.tenants == nil {
-		s.tenants = map[string]chain{}
-	}
-	for _, e := range p.Open {
-		x := &entry{r: e.Request, since: e.Since, deadline: timer{id: e.Request.ID}}
+func (s *shard) load(p *snapshotPartition) {
+	s.horizon, s.tenants = p.horizon, p.tenants
+	for _, e := range p.open {
+		x := &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}}
 		s.open[x.r.ID] = x
 		if !x.r.State.Final() {
 			waiting := 0
@@ -287,13 +192,12 @@ func (s *shard) load(p snapshotPartition) {
 			}
 		}
 	}
-	for _, e := range p.Closed {
-		s.closed[e.Request.ID] = &entry{r: e.Request, since: e.Since, deadline: timer{id: e.Request.ID}}
-		s.endings = append(s.endings, e.Request.ID)
+	for _, e := range p.closed {
+		s.closed[e.r.ID] = &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}}
+		s.endings = append(s.endings, e.r.ID)
 	}
-	for i := 0; i+16 <= len(p.Gone); i += 16 {
-		k := [16]byte(p.Gone[i:])
+	for _, k := range p.gone {
 		s.gone[k] = true
-		s.going = append(s.going, k)
 	}
+	s.going = p.gone
 }

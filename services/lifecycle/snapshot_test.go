@@ -2,7 +2,9 @@ package lifecycle
 
 import (
 	"bytes"
-	"encoding/json"
+	"crypto/sha256"
+	"errors"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -146,42 +148,70 @@ func TestBadSnapshots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	body, _, _ := bytes.Cut(good, []byte("\n"))
 	key, err := r.ring.LogKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	sealed := func(change func(*snapshotFile)) []byte {
-		var f snapshotFile
-		if err := json.Unmarshal(body, &f); err != nil {
-			t.Fatal(err)
-		}
-		change(&f)
-		b, err := json.Marshal(f)
+	body := good[:len(good)-sha256.Size]
+	resealed := func(key, body []byte) []byte {
+		m := newSeal(key)
+		m.Write(body)
+		return m.Sum(bytes.Clone(body))
+	}
+	rewritten := func(change func(*snapshotHead, *snapshotState)) []byte {
+		file, err := openSnapshot(filepath.Join(dir, snapshotName), key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return append(append(b, '\n'), snapshotMAC(key, b)...)
+		defer file.Close()
+		st, err := file.state()
+		if err != nil {
+			t.Fatal(err)
+		}
+		change(&file.head, st)
+		var b bytes.Buffer
+		if err := sealed(&b, key, func(f *form) error {
+			formHead(f, &file.head)
+			number(f, &st.opsApplied)
+			formOps(f, &st.ops)
+			for i := range st.partitions {
+				formPartition(f, &st.partitions[i])
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
 	}
 	flip := func(at int) []byte {
 		b := bytes.Clone(good)
 		b[at] ^= 1
 		return b
 	}
+	reformatted := bytes.Clone(body)
+	reformatted[len(snapshotMagic)]++
 	for name, c := range map[string]struct {
 		file []byte
 		used bool
 	}{
 		"good":           {good, true},
-		"sealed again":   {sealed(func(*snapshotFile) {}), true},
+		"written again":  {rewritten(func(*snapshotHead, *snapshotState) {}), true},
 		"empty":          {nil, false},
 		"cut":            {good[:len(good)/2], false},
+		"cut and sealed": {resealed(key, body[:len(body)/2]), false},
+		"longer":         {resealed(key, append(bytes.Clone(body), 0)), false},
 		"flipped":        {flip(len(body) / 2), false},
 		"flipped seal":   {flip(len(good) - 1), false},
-		"another key":    {append(append(bytes.Clone(body), '\n'), snapshotMAC([]byte("another key of some length"), body)...), false},
-		"another format": {sealed(func(f *snapshotFile) { f.Format++ }), false},
-		"partitions":     {sealed(func(f *snapshotFile) { f.Partitions = f.Partitions[1:] }), false},
-		"misplaced":      {sealed(func(f *snapshotFile) { f.Partitions[0], f.Partitions[1] = f.Partitions[1], f.Partitions[0] }), false},
+		"another key":    {resealed([]byte("another key of some length"), body), false},
+		"another format": {resealed(key, reformatted), false},
+		"another file":   {resealed(key, []byte("{}")), false},
+		"partitions": {rewritten(func(h *snapshotHead, st *snapshotState) {
+			h.partitions--
+			st.partitions = st.partitions[1:]
+		}), false},
+		"misplaced": {rewritten(func(_ *snapshotHead, st *snapshotState) {
+			st.partitions[0], st.partitions[1] = st.partitions[1], st.partitions[0]
+		}), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -217,8 +247,15 @@ func TestSnapshotAfterACrash(t *testing.T) {
 	if err := os.WriteFile(path+".tmp", []byte("half of a much longer snapshot"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeAtomic(path, []byte("whole")); err != nil {
+	whole := func(w io.Writer) error {
+		_, err := io.WriteString(w, "whole")
+		return err
+	}
+	if err := writeAtomic(path, whole); err != nil {
 		t.Fatal(err)
+	}
+	if err := writeAtomic(path, func(w io.Writer) error { return errors.Join(whole(w), io.ErrShortWrite) }); !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("half a file: %v", err)
 	}
 	b, err := os.ReadFile(path)
 	if err != nil || string(b) != "whole" {

@@ -19,10 +19,10 @@ import (
 
 // benchFlags are those of every measurement.
 type benchFlags struct {
-	options    bench.Options
-	fsync      string
-	replicas   []string
-	json, html string
+	options              bench.Options
+	fsync                string
+	replicas             []string
+	json, html, markdown string
 }
 
 var benchAbout = map[string]string{
@@ -59,11 +59,12 @@ reported. The absolute figures are this machine's; the ratios carry over.`,
 	f.Uint64Var(&o.Seed, "seed", 0, "seed of what is drawn (0: one is drawn, and reported)")
 	f.StringVar(&b.json, "json", "", "write the report as JSON to this file; -: to standard output, in place of the table")
 	f.StringVar(&b.html, "html", "", "write the report with charts to this file, as one page")
+	f.StringVar(&b.markdown, "markdown", "", "write the tables of this run into this Markdown file, in the place of an earlier run's")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "write CPU profiles: of this process to this file, of others beside it")
 	for _, name := range bench.Names() {
 		c.AddCommand(a.benchPart(b, name, benchAbout[name], name))
 	}
-	c.AddCommand(a.benchPart(b, "all", "All of the above, one after the other", bench.Names()...), a.benchTrace(b), a.benchChild())
+	c.AddCommand(a.benchPart(b, "all", "All of the above, one after the other", bench.Names()...), a.benchGrowth(b), a.benchTrace(b), a.benchChild())
 	return c
 }
 
@@ -194,7 +195,23 @@ func (b *benchFlags) write(a *app, r *bench.Report) error {
 	if b.html != "" {
 		errs = append(errs, toFile(b.html, r.WriteHTML))
 	}
+	if b.markdown != "" {
+		errs = append(errs, intoMarkdown(b.markdown, r))
+	}
 	return errors.Join(errs...)
+}
+
+// intoMarkdown puts the report's tables into a document, which need not exist.
+func intoMarkdown(path string, r *bench.Report) error {
+	doc, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("markdown: %w", err)
+	}
+	text, err := r.Markdown(string(doc))
+	if err != nil {
+		return fmt.Errorf("%w in %s", err, path)
+	}
+	return writeFile(path, text)
 }
 
 func toFile(path string, write func(io.Writer) error) error {

@@ -71,7 +71,11 @@ func TestBenchTrace(t *testing.T) {
 			}
 		})
 	}
-	if _, err := bench.RunTrace(t.Context(), benchOptions(t), bench.TraceOptions{Trace: strings.NewReader("{\"timestamp\": 0}\n")}); err == nil || !strings.Contains(err.Error(), "line 1") {
-		t.Errorf("a broken trace: %v", err)
+	for trace, want := range map[string]string{
+		"{\"timestamp\": 0}\n": "line 1", "\n\n": "no line of it is a request", "TIMESTAMP,ContextTokens,GeneratedTokens\n": "no line of it is a request",
+	} {
+		if _, err := bench.RunTrace(t.Context(), benchOptions(t), bench.TraceOptions{Trace: strings.NewReader(trace)}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", trace, err, want)
+		}
 	}
 }

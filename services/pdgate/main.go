@@ -10,6 +10,9 @@ import (
 )
 
 func main() {
+	if os.Getenv("GOGC") == "" {
+		tuneGC()
+	}
 	// The first signal asks for a clean stop; with the handler gone, a second one
 	// ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -19,8 +19,8 @@ import (
 // Config says where the read side lives and how it batches.
 type Config struct {
 	Path     string        // database file; "": in memory
-	Batch    int           // most events in one transaction; 0: 4,096
-	Interval time.Duration // between two commits under load; 0: 250 ms
+	Batch    int           // about the most events in one transaction; 0: 32,768
+	Interval time.Duration // between two commits under load; 0: 500 ms
 	Logger   *slog.Logger  // nil: nothing is logged
 }
 
@@ -30,6 +30,7 @@ type Projection struct {
 	cfg     Config
 	db      atomic.Pointer[sql.DB] // reads; and writes, from Run's goroutine only
 	applied atomic.Uint64
+	tail    tail
 	damaged chan struct{} // holds a token when a read found the file damaged
 }
 
@@ -44,15 +45,15 @@ func Open(ctx context.Context, cfg Config) (*Projection, error) {
 		return nil, errors.New("projection: negative batch or interval")
 	}
 	if cfg.Batch == 0 {
-		cfg.Batch = 4096
+		cfg.Batch = 32 << 10
 	}
 	if cfg.Interval == 0 {
-		cfg.Interval = 250 * time.Millisecond
+		cfg.Interval = 500 * time.Millisecond
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Projection{cfg: cfg, damaged: make(chan struct{}, 1)}
+	p := &Projection{cfg: cfg, tail: tail{wake: make(chan struct{}, 1)}, damaged: make(chan struct{}, 1)}
 	err := p.open(ctx)
 	if err != nil && cfg.Path != "" && ctx.Err() == nil {
 		err = p.anew(ctx, err)

@@ -9,17 +9,23 @@ import (
 	"github.com/pdgate/pdgate/events"
 )
 
-// Run follows the log and keeps the rows up to date until ctx ends, which is no
-// error. The follower is held back while a batch is written, so the read side
-// never queues more than one batch, however far it is behind. A file that turns
-// out to be damaged is made anew, and the log is read from its start.
+// Run keeps the rows up to date until ctx ends, which is no error. It takes what
+// is offered, and what the window does not hold any more it reads from the log by
+// itself, until it is back in the window. A file that turns out to be damaged is
+// made anew, and the log is read from its start.
 func (p *Projection) Run(ctx context.Context, follow Follow) error {
 	for {
 		err := p.run(ctx, follow)
-		if ctx.Err() != nil || p.cfg.Path == "" || !errors.Is(err, errDamaged) && !corrupt(err) {
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if p.cfg.Path == "" || !errors.Is(err, errDamaged) && !corrupt(err) {
 			return err
 		}
 		if err := p.anew(ctx, err); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
 			return fmt.Errorf("projection: %w", err)
 		}
 	}
@@ -28,43 +34,61 @@ func (p *Projection) Run(ctx context.Context, follow Follow) error {
 // errDamaged means that a read found the file damaged.
 var errDamaged = errors.New("a read found the file damaged")
 
-func (p *Projection) run(ctx context.Context, follow Follow) error {
-	// The writer gets whole envelopes through a channel: a batch is closed by its
-	// size or by time, and the follower's handler alone cannot see time pass.
-	in := make(chan *events.Envelope)
-	fctx, stop := context.WithCancel(ctx)
-	defer stop()
-	done := make(chan error, 1)
+// reading is a read of the log for what the window does not hold. It is held back
+// while a batch is written, so it never queues more than one envelope.
+type reading struct {
+	in   chan *events.Envelope
+	done chan error // how it ended; nil: it does not run
+	stop context.CancelFunc
+}
+
+// begin reads from sequence next on.
+func (r *reading) begin(ctx context.Context, follow Follow, next uint64) {
+	ctx, stop := context.WithCancel(ctx)
+	in, done := make(chan *events.Envelope), make(chan error, 1)
+	r.in, r.done, r.stop = in, done, stop
 	go func() {
-		done <- follow(fctx, p.applied.Load()+1, func(env *events.Envelope) error {
+		done <- follow(ctx, next, func(env *events.Envelope) error {
 			select {
 			case in <- env:
 				return nil
-			case <-fctx.Done():
-				return fctx.Err()
+			case <-ctx.Done():
+				return ctx.Err()
 			}
 		})
 	}()
-	err := p.write(ctx, in, done)
-	stop()
-	if ferr := <-done; err == nil && ctx.Err() == nil {
-		err = ferr
+}
+
+// end stops the reading and waits for its end.
+func (r *reading) end() {
+	if r.done != nil {
+		r.stop()
+		<-r.done
+		*r = reading{}
 	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	return err
 }
 
 // gather is how long a batch waits for company after a time without one.
 const gather = 5 * time.Millisecond
 
-func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done chan error) error {
+func (p *Projection) run(ctx context.Context, follow Follow) error {
 	b := newBatch()
+	at := p.applied.Load() // everything up to it is in the rows or in the batch
 	timer := time.NewTimer(p.cfg.Interval)
 	defer timer.Stop()
 	var last time.Time // of the commit before
+	var log reading
+	defer log.end()
 	for {
+		wake := p.tail.wake
+		if log.done != nil {
+			wake = nil
+		} else if !p.tail.reaches(at) {
+			log.begin(ctx, follow, at+1)
+			continue
+		}
+		empty := b.envelopes == 0
+		due := false
 		select {
 		case <-ctx.Done():
 			// What is in the batch is read again at the next start; a clean stop
@@ -72,27 +96,39 @@ func (p *Projection) write(ctx context.Context, in <-chan *events.Envelope, done
 			return nil
 		case <-p.damaged:
 			return errDamaged
-		case err := <-done:
-			done <- err
+		case err := <-log.done:
+			log.done <- err
 			return errors.Join(p.commit(ctx, b), err)
-		case env := <-in:
-			if b.envelopes == 0 {
-				// A lone event is shown at once; under load, commits are an interval
-				// apart, so that most of a request's events share one.
-				timer.Reset(max(gather, p.cfg.Interval-time.Since(last)))
-			}
-			if err := p.fold(ctx, b, env); err != nil {
+		case env := <-log.in:
+			if err := p.fold(ctx, b, &Envelope{env.Seq, env.MAC, p.decode(env)}); err != nil {
 				return err
 			}
-			if b.events < p.cfg.Batch {
-				continue
+			if at = env.Seq; p.tail.reaches(at) {
+				log.end()
+				p.tail.poke()
+			}
+		case <-wake:
+			envs, _ := p.tail.take(at)
+			for i := range envs {
+				if err := p.fold(ctx, b, &envs[i]); err != nil {
+					return err
+				}
+				at = envs[i].Seq
 			}
 		case <-timer.C:
+			due = true
 		}
-		if err := p.commit(ctx, b); err != nil {
-			return err
+		if empty && b.envelopes > 0 {
+			// A lone event is shown at once; under load, commits are an interval
+			// apart, so that most of a request's events share one.
+			timer.Reset(max(gather, p.cfg.Interval-time.Since(last)))
 		}
-		last = time.Now()
+		if due || b.events >= p.cfg.Batch {
+			if err := p.commit(ctx, b); err != nil {
+				return err
+			}
+			last = time.Now()
+		}
 	}
 }
 
@@ -111,46 +147,49 @@ type batch struct {
 
 func newBatch() *batch { return &batch{rows: map[string]*row{}, kept: map[string]*row{}} }
 
-// fold applies an envelope's events to the batch. A line that this build cannot
-// read is passed over: the row's number of events then shows a hole, and the
-// log, not the row, is the evidence.
-func (p *Projection) fold(ctx context.Context, b *batch, env *events.Envelope) error {
-	b.envelopes++
-	b.seq, b.mac = env.Seq, env.MAC
+// decode reads an envelope's events. A line that this build cannot read is passed
+// over: the row's number of events then shows a hole, and the log, not the row, is
+// the evidence.
+func (p *Projection) decode(env *events.Envelope) []Event {
 	if env.Partition < 0 || len(env.Lines) == 0 {
 		return nil // operations, or a message that is not ours
 	}
-	var failure error
+	var es []Event
 	err := events.Split(env.Lines, func(line int, raw []byte) error {
-		if failure != nil {
-			return nil
-		}
 		e, err := events.Decode(raw)
 		if err != nil {
 			p.cfg.Logger.Error("read side passes over an event", "seq", env.Seq, "line", line, "err", err)
 			return nil
 		}
-		b.events++
+		es = append(es, Event{e, line})
+		return nil
+	})
+	if err != nil {
+		p.cfg.Logger.Error("read side passes over an envelope", "seq", env.Seq, "err", err)
+	}
+	return es
+}
+
+// fold applies an envelope's events to the batch.
+func (p *Projection) fold(ctx context.Context, b *batch, env *Envelope) error {
+	b.envelopes++
+	b.seq, b.mac = env.Seq, env.MAC
+	b.events += len(env.Events)
+	for _, e := range env.Events {
 		if e.N == 0 {
-			return nil // a denial outside of any history
+			continue // a denial outside of any history
 		}
 		r := b.rows[e.Subject]
 		if r == nil {
 			if r = b.kept[e.Subject]; r == nil {
-				if r, failure = p.row(ctx, e); failure != nil {
-					return nil
+				var err error
+				if r, err = p.row(ctx, e.Event); err != nil {
+					return err
 				}
 			}
 			b.rows[e.Subject] = r
 		}
-		r.fold(e, events.Position{Seq: env.Seq, Line: line})
-		return nil
-	})
-	if failure != nil {
-		return failure
-	}
-	if err != nil {
-		p.cfg.Logger.Error("read side passes over an envelope", "seq", env.Seq, "err", err)
+		r.fold(e.Event, events.Position{Seq: env.Seq, Line: e.Line})
 	}
 	return nil
 }

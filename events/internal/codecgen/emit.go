@@ -171,7 +171,7 @@ func emitRead(b *bytes.Buffer, s *wireStruct) error {
 var checks = map[string]string{
 	"name": "ValidName(%s)", "model": "ValidModel(%s)", "request": "isRequest(%s)", "digest": "isDigest(%s)",
 	"kvdigest": "isKVDigest(%s)", "key": "isKey(%s)", "hex32": "isHex(%s, 64)", "address": "isAddress(%s)",
-	"trace": "isTrace(%s)", "text": "isText(%s)", "message": "isMessage(%s)", "part": "isPart(%s)",
+	"trace": "isTrace(%s)", "text": "isText(%s)", "message": "isMessage(%s)", "part": "isPart(%s)", "read": "isRead(%s)", "via": "isVia(%s)",
 	"positive": "%s", "limit": "isLimit(%s)", "status": "isStatus(%s)", "worker": "isWorker(%s)",
 }
 

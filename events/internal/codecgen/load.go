@@ -16,6 +16,7 @@ type wireStruct struct {
 	name    string
 	fields  []field
 	outside bool // comes from outside, so it is checked
+	event   bool // is an event's data, or part of it
 }
 
 type field struct {
@@ -43,6 +44,7 @@ func load(dir string) ([]*wireStruct, error) {
 	all := make(map[string]*wireStruct)
 	var order []*wireStruct
 	wanted := make(map[string]bool) // and whether it comes from outside
+	inEvents := make(map[string]bool)
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") || filepath.Base(name) == output {
 			continue
@@ -60,7 +62,9 @@ func load(dir string) ([]*wireStruct, error) {
 			case *ast.FuncDecl:
 				if d.Recv != nil && (d.Name.Name == "EventType" || d.Name.Name == "CommandType") {
 					if star, ok := d.Recv.List[0].Type.(*ast.StarExpr); ok {
-						wanted[typeName(star.X)] = d.Name.Name == "CommandType"
+						name := typeName(star.X)
+						wanted[name] = d.Name.Name == "CommandType"
+						inEvents[name] = d.Name.Name == "EventType"
 					}
 				}
 			case *ast.GenDecl:
@@ -84,26 +88,28 @@ func load(dir string) ([]*wireStruct, error) {
 		}
 		wanted[name] = true
 	}
-	var visit func(name string, outside bool)
-	visit = func(name string, outside bool) {
+	var visit func(name string, outside, event bool)
+	visit = func(name string, outside, event bool) {
 		for _, f := range all[name].fields {
 			inner := strings.TrimPrefix(f.goType, "*")
 			if all[inner] == nil {
 				continue
 			}
-			if was, seen := wanted[inner]; !seen || outside && !was {
-				wanted[inner] = outside
-				visit(inner, outside)
+			if was, seen := wanted[inner]; !seen || outside && !was || event && !inEvents[inner] {
+				wanted[inner] = outside || was
+				inEvents[inner] = event || inEvents[inner]
+				visit(inner, outside, event)
 			}
 		}
 	}
 	for name, outside := range maps.Clone(wanted) {
-		visit(name, outside)
+		visit(name, outside, inEvents[name])
 	}
 	var out []*wireStruct
 	for _, s := range order {
 		var is bool
 		if s.outside, is = wanted[s.name]; is {
+			s.event = inEvents[s.name]
 			out = append(out, s)
 		}
 	}

@@ -145,7 +145,7 @@ func noMore(got <-chan journal.Reply) error {
 }
 
 // readUntil follows the whole log up to sequence end.
-func readUntil(ctx context.Context, j journal.Journal, end uint64) ([]*events.Envelope, error) {
+func readUntil(ctx context.Context, j journal.Journal, end uint64, known ...journal.Known) ([]*events.Envelope, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var out []*events.Envelope
@@ -157,7 +157,7 @@ func readUntil(ctx context.Context, j journal.Journal, end uint64) ([]*events.En
 			cancel()
 		}
 		return nil
-	})
+	}, known...)
 	if reached {
 		err = nil
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -240,6 +241,72 @@ func eventually(ctx context.Context, j journal.Journal, seq uint64) (*events.Env
 			return e, err
 		}
 	}
+}
+
+// checkKnown: a message that the follower claims is neither opened nor handed
+// over, and everything else is judged as ever, a genuine envelope that was
+// changed under its own name included.
+func checkKnown(ctx context.Context, l *Log) error {
+	alarms := make(chan *journal.ForeignError, 64)
+	j, err := l.Open(func(e *journal.ForeignError) { alarms <- e })
+	if err != nil {
+		return err
+	}
+	seqs, err := fill(ctx, j, 6)
+	if err != nil {
+		return err
+	}
+	all, err := collect(ctx, j, 1, len(seqs))
+	if err != nil {
+		return err
+	}
+	changed := all[3]
+	tail := all[5].Seq // the server compares what an injected message names
+	var tampered [2]uint64
+	for i := range tampered {
+		head := map[string]string{events.HeaderEnvelope: changed.ID, events.HeaderMAC: changed.MAC, events.HeaderExpected: strconv.FormatUint(tail, 10)}
+		if tampered[i], err = l.Inject(events.LogSubject(changed.Partition), head, append([]byte("x"), changed.Lines...)); err != nil {
+			return err
+		}
+		tail = tampered[i]
+	}
+	end, err := stored(ctx, j, envelope(2, 0, "end"))
+	if err != nil {
+		return err
+	}
+	mine := map[uint64]string{seqs[1]: all[1].MAC, seqs[2]: all[2].MAC, seqs[5]: all[5].MAC, tampered[1]: changed.MAC}
+	partition := map[uint64]int{seqs[1]: 1, seqs[2]: 0, seqs[5]: 1, tampered[1]: changed.Partition}
+	var asked []string
+	known := func(p int, seq uint64, mac string) bool {
+		asked = append(asked, strconv.FormatUint(seq, 10))
+		m, ok := mine[seq]
+		if ok && (m != mac || p != partition[seq]) {
+			asked = append(asked, fmt.Sprintf("of partition %d with another MAC", p))
+		}
+		return ok
+	}
+	got, err := readUntil(ctx, j, end, known)
+	if err != nil {
+		return err
+	}
+	want := []string{fmt.Sprintf("%d:e1", seqs[0]), fmt.Sprintf("%d:e4", seqs[3]), fmt.Sprintf("%d:e5", seqs[4]), fmt.Sprintf("%d:foreign", tampered[0]), fmt.Sprintf("%d:end", end)}
+	if d := cmp.Diff(want, ids(got)); d != "" {
+		return fmt.Errorf("handed over (-want +got):\n%s", d)
+	}
+	var each []string
+	for _, seq := range append(append(seqs, tampered[:]...), end) {
+		each = append(each, strconv.FormatUint(seq, 10))
+	}
+	if d := cmp.Diff(each, asked); d != "" {
+		return fmt.Errorf("asked for (-want +got):\n%s", d)
+	}
+	if len(alarms) != 1 {
+		return fmt.Errorf("%d alarms, want one for the message that nobody claims", len(alarms))
+	}
+	if a := <-alarms; a.Seq != tampered[0] {
+		return fmt.Errorf("alarm %+v, want one for %d", a, tampered[0])
+	}
+	return nil
 }
 
 // checkGap deletes the log's beginning: a follower from there must say so, and

@@ -70,6 +70,7 @@ func Checks() []Check {
 		{"history", checkHistory},
 		{"history refuses a hole", checkHistoryHole},
 		{"foreign messages count for nothing", checkForeign},
+		{"known messages are passed over", checkKnown},
 		{"deleted messages are a gap", checkGap},
 	}
 }

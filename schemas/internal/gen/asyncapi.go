@@ -206,21 +206,24 @@ func (a *asyncDoc) heartbeats() {
 }
 
 func (a *asyncDoc) notifications() {
-	var names []string
+	var lines []any
 	for _, data := range dataTypes {
 		name := string(data.EventType())
-		a.jsonMessage(name, "events/"+name+".json", "Event "+name)
-		m := a.messages[name].(node)
-		m["contentType"] = events.ContentEvent
-		m["headers"] = node{"type": "object", "properties": node{
-			events.HeaderPosition: node{"type": "string", "pattern": `^[1-9][0-9]*\.(0|[1-9][0-9]*)$`, "description": "Where the event stands in the log"}}}
 		if strings.HasPrefix(name, "request.") || data.EventType() == events.TypeDenied {
-			names = append(names, name)
+			lines = append(lines, node{"$ref": "./events/" + name + ".json"})
 		}
 	}
-	a.channel("notify", template(events.NotifySubject("MODEL", markRequest), "MODEL", "model", markRequest, "request_id"),
-		"A request's events after they are durable, byte for byte as stored; without a delivery guarantee", names...)
-	a.operation("notify", "send", "notify", "Tell what was recorded", []events.Role{events.RoleLifecycle}, names, "", nil)
+	a.messages["notice"] = node{
+		"name": "notice", "summary": "Events of one envelope of the log, byte for byte as stored, each ended by a newline",
+		"contentType": events.ContentEvents,
+		"payload":     node{"type": "string", "pattern": `^(\{[^\n]*\}\n)+$`, "description": "One event a line", "x-line": node{"oneOf": lines}},
+		"headers": node{"type": "object", "required": []string{events.HeaderPosition}, "properties": node{
+			events.HeaderPosition: node{"type": "string", "pattern": `^[1-9][0-9]*\.(0|[1-9][0-9]*)(-[1-9][0-9]*)?(,[1-9][0-9]*(-[1-9][0-9]*)?)*$`,
+				"description": "Where the events stand in the log: the envelope's sequence and the lines' numbers in it"}}},
+	}
+	a.channel("notify", template(events.NotifySubject("MODEL", markPartition), "MODEL", "model", fmt.Sprint(markPartition), "partition"),
+		"Events of a model's requests after they are durable; without a delivery guarantee", "notice")
+	a.operation("notify", "send", "notify", "Tell what was recorded", []events.Role{events.RoleLifecycle}, []string{"notice"}, "", nil)
 }
 
 func (a *asyncDoc) work() {

@@ -32,11 +32,11 @@ var (
 		&events.RequestAdmitted{}, &events.RequestRejected{}, &events.RequestPrefilled{}, &events.TransferGranted{},
 		&events.RequestTransferred{}, &events.RequestDecoded{}, &events.RequestFailed{}, &events.RequestCancelled{},
 		&events.RequestReleased{}, &events.CommandDenied{}, &events.WorkerJoined{}, &events.WorkerLeft{},
-		&events.ModelQuarantined{}, &events.ModelRestored{},
+		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.AuditRead{},
 	}
 	commandTypes = []events.CommandData{
 		&events.Admit{}, &events.Reject{}, &events.Prefill{}, &events.GrantTransfer{}, &events.Transfer{}, &events.DecodeDone{},
-		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{},
+		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Audit{},
 	}
 	messageTypes = map[string]any{
 		"answer": events.Answer{}, "work": events.Work{}, "heartbeat": events.Heartbeat{}, "grant": events.Grant{},
@@ -68,6 +68,8 @@ var kinds = map[string]schema{
 	"message":  {"maxLength": 2048},
 	"part":     {"enum": []string{"prompt", "sampling"}},
 	"positive": {"minimum": 1},
+	"read":     {"enum": []string{events.ReadExport, events.ReadReceipt, events.ReadEntries}},
+	"via":      {"enum": []string{"http", "nats"}},
 	"limit":    {"minimum": 1, "maximum": events.MaxListLimit},
 	"status":   {"anyOf": []schema{{"const": 0}, {"minimum": 400, "maximum": 599}}},
 	"worker":   {"enum": []events.Role{events.RolePrefill, events.RoleDecode}},
@@ -149,6 +151,8 @@ func commandSchema(d docs, data events.CommandData) schema {
 		subject, about = "name", "The worker"
 	case events.CmdQuarantine, events.CmdRestore:
 		subject, about = "model", "The model"
+	case events.CmdAudit:
+		about = "The read: a UUIDv7 of its own"
 	}
 	id := schema{"type": "string", "description": about}
 	maps.Copy(id, kinds[subject])

@@ -32,6 +32,7 @@ type Client struct {
 	partitions int
 	timeout    time.Duration
 	logger     *slog.Logger
+	hedges     *hedges
 }
 
 // Waits between tries that nobody heard, or that were refused for now.
@@ -56,6 +57,10 @@ func New(ctx context.Context, cfg Config) (*Client, error) {
 		return nil, fmt.Errorf("lifecycle client: timeout %s is negative", cfg.Timeout)
 	}
 	c := &Client{conn: cfg.Conn, role: cfg.Role, principal: cfg.Principal, partitions: cfg.Partitions, timeout: cfg.Timeout, logger: cfg.Logger}
+	var err error
+	if c.hedges, err = newHedges(); err != nil {
+		return nil, fmt.Errorf("lifecycle client: %w", err)
+	}
 	if c.timeout == 0 {
 		c.timeout = time.Second
 	}
@@ -86,6 +91,10 @@ func (c *Client) Partitions() int { return c.partitions }
 //
 // Backpressure is told to whoever admits: its client can go elsewhere. Any other
 // command reports on work already done and is worth a wait, so Do tries again.
+//
+// The preferred replica is given a fraction of the timeout before all are asked,
+// once a command: it may hang. It hears that, too, and what it knew already
+// makes one answer of both.
 func (c *Client) Do(ctx context.Context, cmd *events.Command) (*events.Answer, error) {
 	cmd.Role, cmd.Principal = c.role, c.principal
 	if cmd.Traceparent == "" {
@@ -103,22 +112,38 @@ func (c *Client) Do(ctx context.Context, cmd *events.Command) (*events.Answer, e
 	everyone := events.CommandSubjectAny(c.role, c.principal, cmd.Type, partition)
 
 	subject, pause, last := preferred, firstPause, error(nil)
+	patience, hedge := c.hedges.patience(c.timeout)
+	open := false // what an earlier try sent may still be recorded
 	for {
-		a, err := c.try(ctx, subject, payload)
+		a, err := c.try(ctx, subject, payload, patience)
 		var refused *events.Error
 		switch {
 		case err == nil:
+			if hedge {
+				c.hedges.answered()
+			}
 			return a, nil
 		case ctx.Err() != nil:
 			return nil, c.ended(ctx, string(cmd.Type), errors.Join(last, err))
 		case errors.As(err, &refused):
-			if refused.Code != events.CodeUnavailable && (refused.Code != events.CodeBackpressure || cmd.Type == events.CmdAdmit) {
+			switch {
+			case refused.Code == events.CodeUnavailable, refused.Code == events.CodeBackpressure && cmd.Type != events.CmdAdmit:
+			case refused.Code == events.CodeBackpressure && open:
+				// Not taken by this replica, but perhaps by the one that was silent.
+				return nil, events.NewError(events.CodeUnavailable, "the lifecycle service is busy; what was asked may still be recorded")
+			default:
 				return nil, refused
 			}
 		case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrMaxPayload), errors.Is(err, errReply):
 			return nil, fmt.Errorf("send %s: %w", cmd.Type, err)
 		}
 		last = err
+		silent := errors.Is(err, context.DeadlineExceeded)
+		open = open || silent || refused != nil && refused.Code == events.CodeUnavailable
+		if hedge && silent {
+			c.hedges.count(ctx, cmd.Type)
+		}
+		patience, hedge = c.timeout, false
 		if subject == preferred && refused == nil {
 			// Nobody there, or a silent one: the others are asked at once.
 			subject = everyone
@@ -146,8 +171,8 @@ func (c *Client) ended(ctx context.Context, what string, last error) error {
 var errReply = errors.New("reply is not understood")
 
 // try is one request and its reply.
-func (c *Client) try(ctx context.Context, subject string, payload []byte) (*events.Answer, error) {
-	m, err := c.request(ctx, subject, payload)
+func (c *Client) try(ctx context.Context, subject string, payload []byte, patience time.Duration) (*events.Answer, error) {
+	m, err := c.request(ctx, subject, payload, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -161,11 +186,11 @@ func (c *Client) try(ctx context.Context, subject string, payload []byte) (*even
 	return nil, fmt.Errorf("%w: %w", errReply, err)
 }
 
-// request sends one message and waits for one reply, at most the client's
-// timeout. What the server forbids shows on the connection only: it is turned
-// into a clear error here.
-func (c *Client) request(ctx context.Context, subject string, payload []byte) (*nats.Msg, error) {
-	tctx, cancel := context.WithTimeout(ctx, c.timeout)
+// request sends one message and waits for one reply, at most for patience. What
+// the server forbids shows on the connection only: it is turned into a clear
+// error here.
+func (c *Client) request(ctx context.Context, subject string, payload []byte, patience time.Duration) (*nats.Msg, error) {
+	tctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	m, err := c.conn.RequestWithContext(tctx, subject, payload)
 	if err != nil {

@@ -153,6 +153,32 @@ func TestRouting(t *testing.T) {
 			t.Errorf("%v, %d and %d asked", err, first.Load(), all.Load())
 		}
 	})
+	t.Run("silent, and patience is long", func(t *testing.T) {
+		r := newRig(t)
+		first := r.serve(preferred, func(*nats.Msg) {})
+		all := r.serve(everyone, func(m *nats.Msg) { answer(t, m) })
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		c := r.client(keyring.Gateway("gw1"), time.Hour)
+		_, err := c.Admit(ctx, id(), admit())
+		if err != nil || first.Load() != 1 || all.Load() != 1 {
+			t.Errorf("%v, %d and %d asked", err, first.Load(), all.Load())
+		}
+		if got := c.hedges.budget.Load(); got != (hedgeBurst-1)*hedgeCost {
+			t.Errorf("%d eighths of a hedge are left", got)
+		}
+	})
+	// An admission that a silent replica may have taken is not told to be none.
+	t.Run("silent, and the others are busy", func(t *testing.T) {
+		r := newRig(t)
+		r.serve(preferred, func(*nats.Msg) {})
+		r.serve(everyone, func(m *nats.Msg) { refuse(m, events.CodeBackpressure) })
+		_, err := r.client(keyring.Gateway("gw1"), 50*time.Millisecond).Admit(t.Context(), id(), admit())
+		var e *events.Error
+		if !errors.As(err, &e) || e.Code != events.CodeUnavailable {
+			t.Errorf("%v", err)
+		}
+	})
 	t.Run("nobody, then somebody", func(t *testing.T) {
 		r := newRig(t)
 		c := r.client(keyring.Gateway("gw1"), 50*time.Millisecond)
@@ -173,6 +199,38 @@ func TestRouting(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// What is slow for all is not asked twice for everything: hedges are paid for by
+// answers that came in time.
+func TestHedgeBudget(t *testing.T) {
+	h, err := newHedges()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range hedgeBurst {
+		d, hedge := h.patience(time.Second)
+		if !hedge || d < 100*time.Millisecond || d > 200*time.Millisecond {
+			t.Fatalf("hedge %d after %v: %v", i, d, hedge)
+		}
+		h.count(t.Context(), events.CmdAdmit)
+	}
+	if d, hedge := h.patience(time.Second); hedge || d != time.Second {
+		t.Errorf("a hedge without a budget after %v", d)
+	}
+	h.answered()
+	if _, hedge := h.patience(time.Second); !hedge {
+		t.Error("no hedge after an answer in time")
+	}
+	for range 2 * hedgeBurst * hedgeCost {
+		h.answered()
+	}
+	if got := h.budget.Load(); got != hedgeBurst*hedgeCost {
+		t.Errorf("the budget grows to %d", got)
+	}
+	if _, hedge := h.patience(50 * time.Millisecond); hedge {
+		t.Error("a hedge later than the timeout")
+	}
 }
 
 // Refusals that are not recorded come back as errors; those that pass are tried

@@ -2,6 +2,9 @@ package client
 
 import (
 	"context"
+	"fmt"
+
+	"github.com/google/uuid"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -70,6 +73,15 @@ func (c *Client) Leave(ctx context.Context, worker string, d *events.Leave) (*ev
 // Quarantine stops admissions of a model.
 func (c *Client) Quarantine(ctx context.Context, model string, d *events.Quarantine) (*events.Answer, error) {
 	return c.send(ctx, model, d)
+}
+
+// Audit records a read of the audit log under a new id.
+func (c *Client) Audit(ctx context.Context, d *events.Audit) (*events.Answer, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, fmt.Errorf("id of a read: %w", err)
+	}
+	return c.send(ctx, id.String(), d)
 }
 
 // Restore allows admissions of a model again.

@@ -70,7 +70,7 @@ func (c *Client) chunk(ctx context.Context, subject string, r events.PromptReque
 	}
 	var last error
 	for try, pause := 0, firstPause; try < promptTries; try, pause = try+1, min(4*pause, lastPause) {
-		m, err := c.request(ctx, subject, payload)
+		m, err := c.request(ctx, subject, payload, c.timeout)
 		if err == nil {
 			if refused := refusal(m); refused != nil {
 				return events.PromptChunk{}, refused

@@ -45,7 +45,7 @@ func query[V any](ctx context.Context, c *Client, name string, q any) (*V, error
 	}
 	subject := events.QuerySubject(c.role, c.principal, name)
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
-		m, err := c.request(ctx, subject, payload)
+		m, err := c.request(ctx, subject, payload, c.timeout)
 		if err == nil {
 			refused := refusal(m)
 			if refused == nil {

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"github.com/nats-io/nats.go"
+	"strconv"
+	"strings"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -14,6 +14,9 @@ import (
 type WatchFilter struct {
 	Model     string
 	RequestID string
+	// Wants picks requests by their ids, before anything is decoded; nil: all. It is
+	// called as f is.
+	Wants func(requestID string) bool
 }
 
 // Notice is one durable event, as it was announced.
@@ -23,8 +26,8 @@ type Notice struct {
 	Raw      []byte // the canonical bytes, as stored
 }
 
-// watchBuffer is how many notices may wait for a slow handler.
-const watchBuffer = 64 << 10
+// watchBuffer is how many bytes of notices may wait for a slow handler.
+const watchBuffer = 64 << 20
 
 // Watch calls f for each event that becomes durable from now on, one at a time,
 // until ctx ends; it returns nil then. Notices travel on core NATS: a lost
@@ -33,7 +36,7 @@ const watchBuffer = 64 << 10
 func (c *Client) Watch(ctx context.Context, filter WatchFilter, f func(Notice)) error {
 	subject := events.NotifyAll
 	if filter.Model != "" || filter.RequestID != "" {
-		model, id := "*", "*"
+		model, partition := "*", "*"
 		if filter.Model != "" {
 			if !events.ValidModel(filter.Model) {
 				return fmt.Errorf("watch: %q is not a model's name", filter.Model)
@@ -44,16 +47,16 @@ func (c *Client) Watch(ctx context.Context, filter WatchFilter, f func(Notice)) 
 			if _, err := events.RequestTime(filter.RequestID); err != nil {
 				return fmt.Errorf("watch: %w", err)
 			}
-			id = filter.RequestID
+			partition = strconv.Itoa(events.PartitionOf(filter.RequestID, c.partitions))
 		}
-		subject = events.NotifySubject(model, id)
+		subject = strings.TrimSuffix(events.NotifySubject(model, 0), "0") + partition
 	}
 	sub, err := c.conn.SubscribeSync(subject)
 	if err != nil {
 		return fmt.Errorf("watch: %w", err)
 	}
 	defer sub.Unsubscribe()
-	if err := sub.SetPendingLimits(watchBuffer, -1); err != nil {
+	if err := sub.SetPendingLimits(-1, watchBuffer); err != nil {
 		return fmt.Errorf("watch: %w", err)
 	}
 	// Without the flush, an event caused by the caller's next step could be missed.
@@ -72,23 +75,23 @@ func (c *Client) Watch(ctx context.Context, filter WatchFilter, f func(Notice)) 
 		case err != nil:
 			return fmt.Errorf("watch: %w", err)
 		}
-		n, err := notice(m)
+		err = events.ReadNotice(m.Header.Get(events.HeaderPosition), m.Data, func(pos events.Position, line []byte) {
+			if !filter.wants(string(events.PeekSubject(line))) {
+				return
+			}
+			e, err := events.Decode(line)
+			if err != nil {
+				c.logger.WarnContext(ctx, "notice is not understood", "subject", m.Subject, "position", pos, "err", err)
+				return
+			}
+			f(Notice{Event: e, Position: pos, Raw: line})
+		})
 		if err != nil {
-			c.logger.WarnContext(ctx, "notice is not understood", "subject", m.Subject, "err", err)
-			continue
+			c.logger.WarnContext(ctx, "notices are not understood", "subject", m.Subject, "err", err)
 		}
-		f(n)
 	}
 }
 
-func notice(m *nats.Msg) (Notice, error) {
-	pos, err := events.ParsePosition(m.Header.Get(events.HeaderPosition))
-	if err != nil {
-		return Notice{}, err
-	}
-	e, err := events.Decode(m.Data)
-	if err != nil {
-		return Notice{}, err
-	}
-	return Notice{Event: e, Position: pos, Raw: m.Data}, nil
+func (w *WatchFilter) wants(requestID string) bool {
+	return (w.RequestID == "" || w.RequestID == requestID) && (w.Wants == nil || w.Wants(requestID))
 }

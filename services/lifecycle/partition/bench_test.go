@@ -18,7 +18,7 @@ type instant struct {
 
 func (p *instant) Publish(token uint64, env *events.Envelope) error {
 	p.tokens = append(p.tokens, token)
-	p.envs = append(p.envs, env)
+	p.envs = append(p.envs, copied(env))
 	return nil
 }
 func (p *instant) Answer(any, *events.Answer, *events.Error)              {}

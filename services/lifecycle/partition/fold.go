@@ -18,8 +18,10 @@ func (l *Loop) decode(env *events.Envelope) []entry {
 		e, err := events.Decode(line)
 		if err != nil {
 			l.undecodable(events.Position{Seq: env.Seq, Line: i}, err)
+			es = append(es, entry{})
+			return nil
 		}
-		es = append(es, entry{e, line})
+		es = append(es, entry{e, line, events.Hash(line)})
 		return nil
 	})
 	if err != nil {
@@ -43,7 +45,7 @@ func (l *Loop) fold(seq uint64, es []entry, own bool) {
 			continue
 		}
 		pos := events.Position{Seq: seq, Line: i}
-		a := l.machine.Fold(e, pos, es[i].line)
+		a := l.machine.Fold(e, pos, es[i].hash)
 		l.stats.Lines++
 		l.port.Committed(e, pos, es[i].line, own)
 		if l.broken == onlyOwnSettles && !own {
@@ -69,11 +71,21 @@ func (l *Loop) fold(seq uint64, es []entry, own bool) {
 func (l *Loop) advance(seq uint64) {
 	l.applied = seq
 	if l.broken != resendUndecided {
-		l.attempt = nil
+		l.endAttempt()
 	}
 	l.below, l.tailTold = 0, false
 	if l.overtaken == 0 && seq >= l.hint {
 		l.until = time.Time{}
+	}
+}
+
+// endAttempt forgets the attempt. Its buffers are the next one's: whoever
+// published it has copied what is still on its way.
+func (l *Loop) endAttempt() {
+	if a := l.attempt; a != nil {
+		clear(a.entries)
+		l.lines, l.entries = a.lines[:0], a.entries[:0]
+		l.attempt = nil
 	}
 }
 
@@ -86,12 +98,13 @@ func (l *Loop) flush(now time.Time) {
 	}
 	lines, es := l.draft(now)
 	if len(es) == 0 {
+		l.lines, l.entries = lines, es
 		return
 	}
 	l.token++
 	l.stats.Attempts++
 	a := &attempt{l.token, l.prefix + strconv.FormatUint(l.token, 10), lines, es, now.Add(l.cfg.Resend)}
-	l.attempt, l.overtaken, l.size = a, 0, len(lines)
+	l.attempt, l.overtaken = a, 0
 	if err := l.port.Publish(a.token, &events.Envelope{Partition: l.cfg.Partition, Expected: l.applied, ID: a.id, Lines: lines}); err != nil {
 		l.unknown(err, now)
 		return
@@ -102,12 +115,11 @@ func (l *Loop) flush(now time.Time) {
 }
 
 // draft decides waiting commands, oldest first, until the envelope is full. The
-// buffer and the entries belong to the envelope: the log and whoever hears of a
-// committed event keep them.
+// buffers belong to the attempt until it ends.
 func (l *Loop) draft(now time.Time) ([]byte, []entry) {
 	clear(l.seen)
-	es := make([]entry, 0, min(l.cfg.MaxEvents, l.queue.waiting()))
-	lines := make([]byte, 0, l.size+l.size/4+1024)
+	lines, es := l.lines, l.entries
+	l.lines, l.entries = nil, nil
 	d := l.machine.Begin()
 	if l.broken == sameDraft && l.kept != nil {
 		d = l.kept
@@ -120,7 +132,7 @@ func (l *Loop) draft(now time.Time) ([]byte, []entry) {
 		if _, ok := l.seen[w.command.Subject]; ok && l.broken != twoPerRequest {
 			return keep
 		}
-		e := d.Decide(w.command, now)
+		e := d.Decide(w.command, w.key, now)
 		b, err := events.Append(lines, e)
 		if err == nil && len(b)-len(lines) > events.MaxEvent {
 			err = errTooLong
@@ -138,9 +150,10 @@ func (l *Loop) draft(now time.Time) ([]byte, []entry) {
 		line := b[len(lines):len(b):len(b)]
 		lines = append(b, '\n')
 		l.seen[w.command.Subject] = struct{}{}
-		es = append(es, entry{e, line})
+		hash := events.Hash(line)
+		es = append(es, entry{e, line, hash})
 		if l.broken != noChain {
-			d.Encoded(e, line)
+			d.Encoded(e, hash)
 		}
 		return keep
 	})

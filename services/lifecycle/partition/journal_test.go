@@ -1,10 +1,12 @@
 package partition
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -71,6 +73,9 @@ func (n *node) run(ctx context.Context) {
 					n.locked(func() { err = n.loop.Followed(env, time.Now()) })
 				}
 				return err
+			}, func(_ int, seq uint64, _ string) (known bool) {
+				n.locked(func() { known = seq <= n.loop.Applied() })
+				return known
 			})
 			var gap *GapError
 			if ctx.Err() == nil && !errors.As(err, &gap) {
@@ -94,8 +99,11 @@ func (n *node) run(ctx context.Context) {
 }
 
 // TestOverJournal runs two loops over one log in memory, in a bubble of fake
-// time, with faults on every fifth append: clients get answers that the log has,
-// and both replicas end in the log's state.
+// time, with faults on every fourth append: appends and replies that are lost,
+// delayed, refused, and refused although stored, and another's envelope that was
+// changed. Followers open only what their loop has not folded at its
+// acknowledgement. Clients get answers that the log has, the changed envelope
+// counts for nothing, and both replicas end in the log's state.
 func TestOverJournal(t *testing.T) {
 	for _, mode := range []journal.Mode{journal.Single, journal.Replicated} {
 		t.Run(fmt.Sprint("mode ", mode), func(t *testing.T) {
@@ -112,8 +120,9 @@ func overJournal(t *testing.T, mode journal.Mode, rnd *rand.Rand) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	var nodes []*node
+	var foreign [2]int // messages that a follower met; its own goroutine's until it ends
 	for i := range 2 {
-		j, err := log.Open(journal.Config{Key: key})
+		j, err := log.Open(journal.Config{Key: key, OnForeign: func(*journal.ForeignError) { foreign[i]++ }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,9 +146,23 @@ func overJournal(t *testing.T, mode journal.Mode, rnd *rand.Rand) {
 			return journal.Fault{Refuse: true, Hint: 1}
 		case 4:
 			return journal.Fault{Unavailable: errors.New("no leader")}
+		case 5:
+			return journal.Fault{HoldReply: true}
 		}
 		return journal.Fault{}
 	})
+	running.Go(func() {
+		for t := time.NewTicker(700 * time.Millisecond); ; { // before and after the silence is given up
+			select {
+			case <-ctx.Done():
+				t.Stop()
+				return
+			case <-t.C:
+				log.Release()
+			}
+		}
+	})
+	running.Go(func() { tamper(ctx, t, log, nodes[0].journal) })
 	var clients sync.WaitGroup
 	var mu sync.Mutex
 	told := map[string]string{} // command key -> position
@@ -175,6 +198,22 @@ func overJournal(t *testing.T, mode journal.Mode, rnd *rand.Rand) {
 	}
 	cancel()
 	running.Wait()
+	// Everything in the log but the changed envelope is whole: no buffer was used
+	// again while its envelope was on its way.
+	whole := newMachine("", t.Errorf)
+	if bad := foldAll(t, log, key, last, whole); bad != 1 {
+		t.Errorf("%d messages of the log do not verify, want the changed one", bad)
+	}
+	for i, n := range foreign {
+		if n != 1 {
+			t.Errorf("follower %d met %d messages that do not verify, want the changed one", i, n)
+		}
+	}
+	for key, pos := range told {
+		if a := whole.recorded[key]; a == nil || a.Position != pos {
+			t.Errorf("a client was told %s, the log has %+v", pos, a)
+		}
+	}
 	if len(told) != 20*len(steps) {
 		t.Errorf("%d commands answered, want %d", len(told), 20*len(steps))
 	}
@@ -191,4 +230,47 @@ func overJournal(t *testing.T, mode journal.Mode, rnd *rand.Rand) {
 			}
 		}
 	}
+}
+
+// tamper stores the log's first envelope once more, with one byte changed.
+func tamper(ctx context.Context, t *testing.T, log *journal.MemoryLog, j journal.Journal) {
+	done := errors.New("done")
+	err := j.Follow(ctx, 1, func(env *events.Envelope) error {
+		lines := bytes.Clone(env.Lines)
+		lines[len(lines)/2] ^= 1
+		log.Inject(events.LogSubject(env.Partition), map[string]string{
+			events.HeaderExpected: strconv.FormatUint(env.Expected, 10), events.HeaderEnvelope: env.ID, events.HeaderMAC: env.MAC,
+		}, lines)
+		return done
+	})
+	if !errors.Is(err, done) {
+		t.Errorf("tamper: %v", err)
+	}
+}
+
+// foldAll folds the log up to last, opening every message, and counts those that
+// do not verify.
+func foldAll(t *testing.T, log *journal.MemoryLog, key []byte, last uint64, m *machine) (bad int) {
+	j, err := log.Open(journal.Config{Key: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	for seq := uint64(1); seq <= last; seq++ {
+		env, err := j.Read(context.Background(), seq)
+		if err != nil {
+			bad++
+			continue
+		}
+		if err := events.Split(env.Lines, func(i int, line []byte) error {
+			e, err := events.Decode(line)
+			if err == nil {
+				m.Fold(e, events.Position{Seq: seq, Line: i}, events.Hash(line))
+			}
+			return err
+		}); err != nil {
+			t.Errorf("message %d: %v", seq, err)
+		}
+	}
+	return bad
 }

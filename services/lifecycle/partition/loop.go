@@ -35,7 +35,10 @@ type Loop struct {
 
 	queue queue
 	seen  map[string]struct{}
-	size  int // of the last envelope: the next one's buffer
+
+	// Of the attempt that ended last: the next one's buffers.
+	lines   []byte
+	entries []entry
 
 	stats  Stats
 	broken mutation // tests only
@@ -52,10 +55,11 @@ type attempt struct {
 	deadline time.Time
 }
 
-// entry is one event of an envelope, with its canonical bytes.
+// entry is one event of an envelope, with its canonical bytes and their hash.
 type entry struct {
 	event *events.Event
 	line  []byte
+	hash  string
 }
 
 // New is a loop that has folded nothing. The caller first feeds it the log from
@@ -90,14 +94,15 @@ func (l *Loop) Stats() Stats {
 // Command takes one command from one caller. A recorded answer is given at once;
 // everything else waits for the log.
 func (l *Loop) Command(c *events.Command, to any, now time.Time) {
-	if a, ok := l.machine.Recorded(c); ok && l.broken != noRecorded {
+	key := c.Key()
+	if a, ok := l.machine.Recorded(c, key); ok && l.broken != noRecorded {
 		l.stats.Recorded++
 		l.port.Answer(to, a, nil)
 		return
 	}
 	if l.queue.callers >= l.cfg.QueueLimit {
 		l.stats.Backpressure++
-		if l.queue.holds(c) {
+		if l.queue.holds(key) {
 			// An earlier call's command waits here: "not taken" would be false.
 			l.port.Answer(to, nil, l.unavailable())
 			return
@@ -105,15 +110,15 @@ func (l *Loop) Command(c *events.Command, to any, now time.Time) {
 		l.port.Answer(to, nil, events.NewError(events.CodeBackpressure, strconv.Itoa(l.queue.callers)+" commands wait for the log; try again later"))
 		return
 	}
-	if n := l.queue.subject[c.Subject]; n >= l.cfg.SubjectLimit && c.Role != events.RoleLifecycle && !l.queue.holds(c) {
+	if n := l.queue.subject[c.Subject]; n >= l.cfg.SubjectLimit && c.Role != events.RoleLifecycle && !l.queue.holds(key) {
 		l.stats.Backpressure++
 		l.port.Answer(to, nil, events.NewError(events.CodeBackpressure, strconv.Itoa(n)+" commands of this request wait for the log; try again later"))
 		return
 	}
-	if l.broken == denyFromMemory && l.answerFromMemory(c, to, now) {
+	if l.broken == denyFromMemory && l.answerFromMemory(c, key, to, now) {
 		return
 	}
-	if l.queue.add(c, to, now.Add(l.cfg.CommandTimeout), l.broken != noJoin) {
+	if l.queue.add(c, key, to, now.Add(l.cfg.CommandTimeout), l.broken != noJoin) {
 		l.stats.Joined++
 		return
 	}
@@ -213,7 +218,7 @@ func (l *Loop) Refused(token, hint uint64, now time.Time) {
 	if l.broken == hintIsApplied && hint > l.applied {
 		l.applied = hint
 	}
-	l.attempt = nil
+	l.endAttempt()
 	l.until, l.hint = now.Add(l.cfg.Backoff), hint
 	if hint == 0 || hint >= l.applied {
 		l.below = 0
@@ -247,7 +252,7 @@ func (l *Loop) unknown(err error, now time.Time) {
 	if l.broken == unknownIsNo {
 		l.answerNotApplied(l.attempt)
 	}
-	l.attempt = nil
+	l.endAttempt()
 	l.lastErr = err
 	l.backoff = min(max(2*l.backoff, l.cfg.Backoff), l.cfg.MaxBackoff)
 	l.until, l.hint = now.Add(l.backoff), 0
@@ -279,7 +284,7 @@ func (l *Loop) Tick(now time.Time) {
 			l.answerNotApplied(l.attempt)
 		}
 		if l.broken != resendUndecided {
-			l.attempt = nil
+			l.endAttempt()
 		} else {
 			l.resend(now)
 		}

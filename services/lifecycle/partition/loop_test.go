@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -44,8 +45,15 @@ func (b *bench) Publish(token uint64, env *events.Envelope) error {
 	if b.refuse != nil {
 		return b.refuse
 	}
-	b.sent, b.tokens = append(b.sent, env), append(b.tokens, token)
+	b.sent, b.tokens = append(b.sent, copied(env)), append(b.tokens, token)
 	return nil
+}
+
+// copied is an envelope as the log keeps it: the lines are the loop's.
+func copied(env *events.Envelope) *events.Envelope {
+	e := *env
+	e.Lines = bytes.Clone(env.Lines)
+	return &e
 }
 
 func (b *bench) Answer(to any, a *events.Answer, err *events.Error) {
@@ -108,12 +116,12 @@ func (b *bench) other(seq uint64, commands ...*events.Command) *events.Envelope 
 	d := b.machine.Begin()
 	env := &events.Envelope{Seq: seq, Expected: b.loop.Applied(), ID: fmt.Sprintf("lc2.boot-0-%d", seq)}
 	for _, c := range commands {
-		e := d.Decide(c, b.now)
+		e := d.Decide(c, c.Key(), b.now)
 		line, err := events.Append(nil, e)
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		d.Encoded(e, line)
+		d.Encoded(e, events.Hash(line))
 		env.Lines = append(append(env.Lines, line...), '\n')
 	}
 	return env
@@ -437,8 +445,8 @@ func (m cannotEncode) Begin() Draft { return badDraft{m.machine.Begin()} }
 
 type badDraft struct{ Draft }
 
-func (d badDraft) Decide(c *events.Command, now time.Time) *events.Event {
-	e := d.Draft.Decide(c, now)
+func (d badDraft) Decide(c *events.Command, key string, now time.Time) *events.Event {
+	e := d.Draft.Decide(c, key, now)
 	if c.Subject == subject(1) {
 		e.Data.(*events.RequestAdmitted).Model = strings.Repeat("m", events.MaxEvent)
 	}

@@ -58,8 +58,8 @@ func (m *machine) request(id string) request {
 	return request{state: events.New}
 }
 
-func (m *machine) Recorded(c *events.Command) (*events.Answer, bool) {
-	a, ok := m.recorded[c.Key()]
+func (m *machine) Recorded(_ *events.Command, key string) (*events.Answer, bool) {
+	a, ok := m.recorded[key]
 	return a, ok
 }
 
@@ -82,7 +82,7 @@ func tenantOf(subject string) string {
 	return "zeta"
 }
 
-func (d *draft) Decide(c *events.Command, now time.Time) *events.Event {
+func (d *draft) Decide(c *events.Command, key string, now time.Time) *events.Event {
 	r := d.m.request(c.Subject)
 	t := tenantOf(c.Subject)
 	end, ok := d.tenants[t]
@@ -91,7 +91,7 @@ func (d *draft) Decide(c *events.Command, now time.Time) *events.Event {
 	}
 	e := &events.Event{
 		ID: fmt.Sprintf("%s.%d", c.Subject, r.n+1), Source: d.m.source, Subject: c.Subject, Time: events.Micros(now),
-		N: r.n + 1, Command: c.Key(), Principal: c.From(), Prev: r.pos,
+		N: r.n + 1, Command: key, Principal: c.From(), Prev: r.pos,
 		Tenant: t, TenantSeq: end.seq + 1, TenantPrev: end.hash,
 	}
 	if _, ok := moves[c.Type][r.state]; !ok {
@@ -115,14 +115,14 @@ func (d *draft) Decide(c *events.Command, now time.Time) *events.Event {
 	return e
 }
 
-func (d *draft) Encoded(e *events.Event, line []byte) {
+func (d *draft) Encoded(e *events.Event, hash string) {
 	if d.m.draft != d {
 		d.m.bad("a draft is told of %s after the next one began", e.ID)
 	}
-	d.tenants[e.Tenant] = chain{e.TenantSeq, events.Hash(line)}
+	d.tenants[e.Tenant] = chain{e.TenantSeq, hash}
 }
 
-func (m *machine) Fold(e *events.Event, pos events.Position, line []byte) *events.Answer {
+func (m *machine) Fold(e *events.Event, pos events.Position, hash string) *events.Answer {
 	if pos.Seq < m.last.Seq || pos.Seq == m.last.Seq && pos.Line <= m.last.Line && m.last.Seq != 0 {
 		m.bad("line %s is folded after %s", pos, m.last)
 	}
@@ -137,7 +137,7 @@ func (m *machine) Fold(e *events.Event, pos events.Position, line []byte) *event
 	if _, twice := m.recorded[e.Command]; twice {
 		m.bad("%s at %s: command %s is applied twice", e.Subject, pos, e.Command)
 	}
-	a := &events.Answer{Subject: e.Subject, Type: e.Type, ID: e.ID, Position: pos.String(), Hash: events.Hash(line)}
+	a := &events.Answer{Subject: e.Subject, Type: e.Type, ID: e.ID, Position: pos.String(), Hash: hash}
 	if d, ok := e.Data.(*events.CommandDenied); ok {
 		if _, legal := moves[d.Command][r.state]; legal || d.State != r.state {
 			m.bad("%s at %s: %s denied in %s, the state is %s", e.Subject, pos, d.Command, d.State, r.state)
@@ -155,7 +155,7 @@ func (m *machine) Fold(e *events.Event, pos events.Position, line []byte) *event
 	}
 	r.n, r.pos = e.N, pos
 	m.reqs[e.Subject] = &r
-	m.tenants[e.Tenant] = chain{e.TenantSeq, events.Hash(line)}
+	m.tenants[e.Tenant] = chain{e.TenantSeq, hash}
 	a.State = r.state
 	m.recorded[e.Command] = a
 	return a

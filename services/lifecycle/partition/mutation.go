@@ -53,8 +53,8 @@ func (l *Loop) answerNotApplied(a *attempt) {
 }
 
 // answerFromMemory gives a denial that nobody recorded.
-func (l *Loop) answerFromMemory(c *events.Command, to any, now time.Time) bool {
-	e := l.machine.Begin().Decide(c, now)
+func (l *Loop) answerFromMemory(c *events.Command, key string, to any, now time.Time) bool {
+	e := l.machine.Begin().Decide(c, key, now)
 	d, ok := e.Data.(*events.CommandDenied)
 	if ok {
 		l.port.Answer(to, &events.Answer{Subject: e.Subject, State: d.State, Type: e.Type, ID: e.ID, Position: "1.0", Denied: &events.Denial{Code: d.Code, State: d.State}}, nil)

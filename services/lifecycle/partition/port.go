@@ -11,17 +11,18 @@ import (
 // calls it from one goroutine at a time and hands it every line of the log once,
 // in order.
 type Machine interface {
-	// Recorded is the answer to a command that the folded log already holds.
-	Recorded(c *events.Command) (*events.Answer, bool)
+	// Recorded is the answer to a command that the folded log already holds. key
+	// is the command's.
+	Recorded(c *events.Command, key string) (*events.Answer, bool)
 
 	// Begin starts a draft on the state folded so far. The draft before it is
 	// over: what it was told is forgotten.
 	Begin() Draft
 
 	// Fold applies one stored event and returns the answer to the command that
-	// caused it. line is the event's canonical bytes, without the newline. Both
-	// stay unchanged and may be kept.
-	Fold(e *events.Event, pos events.Position, line []byte) *events.Answer
+	// caused it. hash is that of the event's canonical bytes. The event stays
+	// unchanged and may be kept.
+	Fold(e *events.Event, pos events.Position, hash string) *events.Answer
 }
 
 // Draft decides the events of one envelope. What chains through them (a tenant's
@@ -29,12 +30,12 @@ type Machine interface {
 // and then none of it happened.
 type Draft interface {
 	// Decide is the event that the command leads to, a denial included, with
-	// everything set that is stored. It does not change the draft: the event
+	// everything set that is stored; key is the command's. It does not change the draft: the event
 	// may still turn out too large for the envelope.
-	Decide(c *events.Command, now time.Time) *events.Event
+	Decide(c *events.Command, key string, now time.Time) *events.Event
 
-	// Encoded says that e is part of the envelope, in these bytes.
-	Encoded(e *events.Event, line []byte)
+	// Encoded says that e is part of the envelope; hash is that of its bytes.
+	Encoded(e *events.Event, hash string)
 }
 
 // Port is where the loop's outputs go. Its methods are called from inside the
@@ -42,7 +43,7 @@ type Draft interface {
 type Port interface {
 	// Publish sends the envelope to the log; the reply comes as Stored, Refused
 	// or Unknown with the same token, or never. An error means that nothing was
-	// sent.
+	// sent. The envelope and its lines are the loop's again when Publish returns.
 	Publish(token uint64, env *events.Envelope) error
 
 	// Answer gives one caller its answer: a is what the log recorded, or err
@@ -50,8 +51,8 @@ type Port interface {
 	Answer(to any, a *events.Answer, err *events.Error)
 
 	// Committed hands over one event after it was folded: for dispatch and
-	// notification. own says that this life
-	// of this replica wrote it.
+	// notification. own says that this life of this replica wrote it. The event
+	// may be kept; line is the loop's again when Committed returns.
 	Committed(e *events.Event, pos events.Position, line []byte, own bool)
 
 	// Alarm reports what a person must look at. It repeats no payload.

@@ -13,6 +13,7 @@ type queue struct {
 	list    []*waiter // list[head:], in order of arrival; those gone are skipped
 	head    int
 	kept    []*waiter // reused by scan
+	free    []*waiter // to be used again
 	n       int       // waiters that are not gone
 	byKey   map[string]*waiter
 	subject map[string]int // waiters that are not gone, by their command's subject
@@ -22,12 +23,15 @@ type queue struct {
 	dueHead int
 }
 
-// waiter is one command and all who asked for it.
+// waiter is one command and all who asked for it. It is used again once neither
+// the list nor a due refers to it.
 type waiter struct {
 	command *events.Command
 	key     string
-	to      []any // in order of arrival
+	to      []any  // in order of arrival
+	first   [1]any // room for the usual one
 	gone    bool
+	refs    int // from list and due
 }
 
 type due struct {
@@ -51,12 +55,13 @@ func (q *queue) waiting() int { return q.n }
 
 // add queues a command, or joins a caller to the one that is the same, and says
 // which. Patience ends in the order of arrival, since it is the same for all.
-func (q *queue) add(c *events.Command, to any, patience time.Time, join bool) (joined bool) {
-	key := c.Key()
+func (q *queue) add(c *events.Command, key string, to any, patience time.Time, join bool) (joined bool) {
 	w := q.byKey[key]
 	joined = w != nil && join
 	if !joined {
-		w = &waiter{command: c, key: key}
+		w = q.fresh()
+		w.command, w.key, w.refs = c, key, 1
+		w.to = w.first[:0]
 		q.byKey[key] = w
 		q.list = append(q.list, w)
 		q.n++
@@ -64,14 +69,37 @@ func (q *queue) add(c *events.Command, to any, patience time.Time, join bool) (j
 	}
 	w.to = append(w.to, to)
 	q.callers++
+	w.refs++
 	q.due = append(q.due, due{w, patience})
 	return joined
 }
 
-// holds says whether the command waits already.
-func (q *queue) holds(c *events.Command) bool { return q.byKey[c.Key()] != nil }
+// maxFree bounds the waiters that are kept for use again.
+const maxFree = 4096
 
-// settle removes the command with that key and returns its callers.
+func (q *queue) fresh() *waiter {
+	n := len(q.free)
+	if n == 0 {
+		return new(waiter)
+	}
+	w := q.free[n-1]
+	q.free = q.free[:n-1]
+	return w
+}
+
+// release drops one reference to a waiter that is gone.
+func (q *queue) release(w *waiter) {
+	if w.refs--; w.refs == 0 && len(q.free) < maxFree {
+		*w = waiter{}
+		q.free = append(q.free, w)
+	}
+}
+
+// holds says whether the command with that key waits already.
+func (q *queue) holds(key string) bool { return q.byKey[key] != nil }
+
+// settle removes the command with that key and returns its callers, which are
+// the queue's again at the next scan.
 func (q *queue) settle(key string) []any {
 	w := q.byKey[key]
 	if w == nil {
@@ -114,6 +142,11 @@ func (q *queue) expire(now time.Time, f func(to any)) {
 			f(to)
 		}
 		q.due[q.dueHead] = due{}
+		if d.w.gone {
+			q.release(d.w)
+		} else {
+			d.w.refs--
+		}
 	}
 	q.due, q.dueHead = shift(q.due, q.dueHead)
 }
@@ -128,6 +161,7 @@ scan:
 	for ; i < len(q.list); i++ {
 		w := q.list[i]
 		if w.gone {
+			q.release(w)
 			continue
 		}
 		switch f(w) {
@@ -135,6 +169,7 @@ scan:
 			kept = append(kept, w)
 		case drop:
 			q.remove(w)
+			q.release(w)
 		case full:
 			break scan
 		}

@@ -91,6 +91,7 @@ func (r *replica) Publish(token uint64, env *events.Envelope) error {
 	if s.rnd.Intn(40) == 0 {
 		return errors.New("not connected")
 	}
+	env = copied(env)
 	s.due = append(s.due, func() { s.arrive(r, token, env) })
 	return nil
 }
@@ -353,7 +354,7 @@ func (s *sim) judge() {
 			if err != nil {
 				return err
 			}
-			m.Fold(e, events.Position{Seq: env.Seq, Line: i}, line)
+			m.Fold(e, events.Position{Seq: env.Seq, Line: i}, events.Hash(line))
 			return nil
 		}); err != nil {
 			s.complain("log: message %d: %v", env.Seq, err)
