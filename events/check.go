@@ -27,6 +27,8 @@ var want = map[string]string{
 	"message":  "want at most 2048 bytes",
 	"part":     "want \"prompt\" or \"sampling\"",
 	"positive": "want 1 or more",
+	"read":     "want \"export\", \"receipt\" or \"entries\"",
+	"via":      "want \"http\" or \"nats\"",
 	"limit":    "want 1 to 1000",
 	"status":   "want an HTTP status from 400 to 599, or 0",
 	"worker":   "want \"prefill\" or \"decode\"",
@@ -113,6 +115,10 @@ func isTrace(s string) bool {
 }
 
 func isPart(s string) bool { return s == "prompt" || s == "sampling" }
+
+func isRead(s string) bool { return s == ReadExport || s == ReadReceipt || s == ReadEntries }
+
+func isVia(s string) bool { return s == "http" || s == "nats" }
 
 func isLimit(n int) bool { return n >= 1 && n <= MaxListLimit }
 

@@ -128,6 +128,10 @@ func drawText(t *rapid.T, name, kind string) string {
 		return traceID
 	case "text", "message":
 		return rapid.StringMatching(`[a-z<é"\\]{1,40}`).Draw(t, name)
+	case "read":
+		return rapid.SampledFrom([]string{ReadExport, ReadReceipt, ReadEntries}).Draw(t, name)
+	case "via":
+		return rapid.SampledFrom([]string{"http", "nats"}).Draw(t, name)
 	case "part":
 		return rapid.SampledFrom([]string{"prompt", "sampling"}).Draw(t, name)
 	}

@@ -12,7 +12,7 @@ type Event struct {
 	ID          string // subject + "." + N; where N is 0 any name but that
 	Source      string // the writer: "/pdgate/lifecycle/<replica>"
 	Type        Type
-	Subject     string // request id; worker or model for operations
+	Subject     string // request id; worker, model or read for operations
 	Time        time.Time
 	N           int      // the event's number in its subject's history, from 1; 0: outside of it
 	Command     string   // key of the command that caused it (see Command.Key)
@@ -199,6 +199,23 @@ type ModelRestored struct {
 	Reason string `json:"reason"`
 }
 
+// AuditRead says that somebody reads, or read, what the audit log does not show
+// to everybody. It is recorded before anything is answered. Filter and range are
+// what was asked for; nobody counts what it held.
+type AuditRead struct {
+	Reader  string    `json:"reader"`            // name of an auditor's reader, or "<role>/<principal>"
+	Kind    string    `json:"kind"`              // "export", "receipt" or "entries"
+	Via     string    `json:"via"`               // "http" or "nats"
+	Reads   int       `json:"reads"`             // that the event stands for: those since the reader's last one
+	Tenant  string    `json:"tenant,omitempty"`  // of an export; the tree shows the tenant's chain heads behind the event
+	Request string    `json:"request,omitempty"` // of an export
+	Model   string    `json:"model,omitempty"`   // of an export
+	FromSeq uint64    `json:"from_seq,omitempty"`
+	ToSeq   uint64    `json:"to_seq,omitempty"` // 0: up to this event, in an export
+	Since   time.Time `json:"since,omitzero"`
+	Until   time.Time `json:"until,omitzero"` // exclusive
+}
+
 func (*RequestAdmitted) EventType() Type    { return TypeAdmitted }
 func (*RequestRejected) EventType() Type    { return TypeRejected }
 func (*RequestPrefilled) EventType() Type   { return TypePrefilled }
@@ -213,3 +230,4 @@ func (*WorkerJoined) EventType() Type       { return TypeWorkerJoined }
 func (*WorkerLeft) EventType() Type         { return TypeWorkerLeft }
 func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
+func (*AuditRead) EventType() Type          { return TypeAuditRead }

@@ -62,6 +62,8 @@ func fullEvents() []*Event {
 	add("p1", &WorkerLeft{Worker: "p1", Epoch: 1767323045678901, Reason: "shutdown"})
 	add("llama-3.1", &ModelQuarantined{Model: "llama-3.1", Reason: "canary text in answer \"42\"\n\x01<é\u2028\\>"})
 	add("llama-3.1", &ModelRestored{Model: "llama-3.1", Reason: "scrubbed and tested"})
+	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
+		Since: sampleTime, Until: later(time.Hour)})
 	return out
 }
 
@@ -84,6 +86,7 @@ func leanEvents() []*Event {
 	add(&WorkerLeft{})
 	add(&ModelQuarantined{})
 	add(&ModelRestored{})
+	add(&AuditRead{})
 	return out
 }
 
@@ -109,6 +112,8 @@ func fullCommands() []*Command {
 	add("p1", &Leave{Epoch: 3, Reason: "shutdown"})
 	add("llama-3.1", &Quarantine{Reason: "canary text in an answer"})
 	add("llama-3.1", &Restore{Reason: "scrubbed and tested"})
+	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
+		Since: sampleTime, Until: later(time.Hour)})
 	return out
 }
 
@@ -126,6 +131,8 @@ func leanCommands() []*Command {
 			d.Reference = ""
 		case *Fail:
 			d.WorkerEpoch = 0
+		case *Audit:
+			*d = Audit{Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: 1}
 		}
 	}
 	return out

@@ -23,6 +23,14 @@ const (
 	TypeWorkerLeft       Type = "worker.left.v1" // by its own word, or because its heartbeats ended
 	TypeModelQuarantined Type = "model.quarantined.v1"
 	TypeModelRestored    Type = "model.restored.v1"
+	TypeAuditRead        Type = "audit.read.v1" // somebody read the audit log; outside of any history
+)
+
+// Kinds of reads of the audit log.
+const (
+	ReadExport  = "export"  // a bundle
+	ReadReceipt = "receipt" // proofs of events by their receipts
+	ReadEntries = "entries" // leaves
 )
 
 // State is where a request stands. States are final, or have a deadline.

@@ -173,3 +173,35 @@ func TestFoldOpsIllegal(t *testing.T) {
 		})
 	}
 }
+
+// A read of the audit log is recorded by auditors alone, and leaves nothing behind
+// in the aggregate; nor does the checker mind it, unless it is a request's.
+func TestAuditReads(t *testing.T) {
+	w := newWorld(t, Guards{})
+	c := &events.Command{Type: events.CmdAudit, Subject: id1, Role: events.RoleAuditor, Principal: "auditor", Data: &events.Audit{
+		Reader: "first", Kind: events.ReadExport, Via: "http", Reads: 1, Tenant: "t1", FromSeq: 3, ToSeq: 9}}
+	want := &events.AuditRead{Reader: "first", Kind: events.ReadExport, Via: "http", Reads: 1, Tenant: "t1", FromSeq: 3, ToSeq: 9}
+	if diff := cmp.Diff(events.Data(want), NewMachine(Guards{}).DecideOps(w.ops, c, nil)); diff != "" {
+		t.Error(diff)
+	}
+	for _, role := range events.AllRoles() {
+		c.Role = role
+		_, denied := NewMachine(Guards{}).DecideOps(w.ops, c, nil).(*events.CommandDenied)
+		if denied != (role != events.RoleAuditor) {
+			t.Errorf("%s: denied is %v", role, denied)
+		}
+	}
+	for partition, legal := range map[int]bool{events.OpsPartition: true, 0: false} {
+		line, err := events.Append(nil, &events.Event{ID: "read.1", Source: "s", Type: want.EventType(), Subject: id1, Time: time.Unix(1, 0), Data: want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := NewChecker(CheckerConfig{})
+		if err := k.Add(&events.Envelope{Partition: partition, Seq: 1, Lines: append(line, '\n')}); err != nil {
+			t.Fatal(err)
+		}
+		if r := k.Report(); (len(r.Violations) == 0) != legal {
+			t.Errorf("partition %d: %+v", partition, r.Violations)
+		}
+	}
+}

@@ -30,8 +30,8 @@ type childConfig struct {
 	Name       string        `json:"name,omitempty"` // of a replica
 	Partitions int           `json:"partitions,omitempty"`
 	Answers    []int         `json:"answers,omitempty"` // echo: bytes of the answer to each step
-	File       string        `json:"file,omitempty"`    // replay: the log
-	Raw        bool          `json:"raw,omitempty"`     // replay: read only
+	File       string        `json:"file,omitempty"`    // replay: the log; audit: leaves, or a bundle
+	Raw        bool          `json:"raw,omitempty"`     // replay: read only; audit: without proofs
 	Profile    string        `json:"profile,omitempty"`
 }
 
@@ -42,6 +42,10 @@ const (
 	kindEcho      = "echo"      // a service that answers as many bytes, and does nothing
 	kindReplay    = "replay"    // reads a log file; ready: a replayed
 	kindFollow    = "follow"    // reads a log stream; ready: a replayed
+	kindAudit     = "audit"     // an auditor that catches up with the log; ready: an audited
+	kindHash      = "hash"      // hashes a file of leaves; ready: an audited
+	kindExport    = "export"    // writes a bundle of an auditor's directory; ready: an audited
+	kindVerify    = "verify"    // verifies a bundle; ready: an audited
 )
 
 // Lines that a child answers with its [Usage].

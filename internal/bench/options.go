@@ -97,6 +97,7 @@ var benches = []struct {
 	{"handoff", (*bench).handoff},
 	{"gateway", (*bench).gateway},
 	{"replay", (*bench).replay},
+	{"audit", (*bench).audit},
 }
 
 // Names lists what [Run] takes, in the order in which all of it is run.

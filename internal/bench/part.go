@@ -23,6 +23,7 @@ import (
 // children are the bodies of the child processes, by kind.
 var children = map[string]func(ctx context.Context, cfg childConfig, log *slog.Logger, ready func(any)) error{
 	kindNATS: runNATS, kindLifecycle: runLifecycle, kindEcho: runEcho, kindReplay: runReplay, kindFollow: runFollow,
+	kindAudit: runAudit, kindHash: runHash, kindExport: runExport, kindVerify: runVerify,
 }
 
 func durability(fsync bool) broker.Durability {

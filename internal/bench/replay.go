@@ -97,20 +97,24 @@ func (s *site) replayIn(ctx context.Context, kind, path string, n int, raw bool)
 // is read in no time would measure the start of the process that reads it.
 const replayRate = 250_000
 
-// writeLog fills a log with whole lifecycles, and copies it into a file. It
-// returns the number of events.
-func (s *site) writeLog(ctx context.Context, path string) (n int, err error) {
+// fillLog fills a log with whole lifecycles that have about as many events.
+func (s *site) fillLog(ctx context.Context, events int) error {
 	// The service runs first, for the workers to register.
 	if err := s.replicas(ctx, 1); err != nil {
-		return 0, err
+		return err
 	}
 	workers, err := (&grown{site: s}).registered(ctx)
 	if err = errors.Join(err, s.stopParts()); err != nil {
-		return 0, err
+		return err
 	}
 	log := chains{tenant: make([]smallChain, s.b.Partitions)}
-	lives := max(1, int(s.b.Duration.Seconds()*replayRate)/len(steps))
-	if err := s.fill(ctx, lives, &log, workers, func(int) {}); err != nil {
+	return s.fill(ctx, max(1, events/len(steps)), &log, workers, func(int) {})
+}
+
+// writeLog fills a log with whole lifecycles, and copies it into a file. It
+// returns the number of events.
+func (s *site) writeLog(ctx context.Context, path string) (n int, err error) {
+	if err := s.fillLog(ctx, int(s.b.Duration.Seconds()*replayRate)); err != nil {
 		return 0, err
 	}
 	f, err := os.Create(path)

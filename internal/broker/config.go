@@ -85,11 +85,14 @@ func (c Config) Text() (string, error) {
 		name account
 		head string
 	}{
-		{accountLog, "jetstream: enabled\n" + exports(accountAudit, logReads)},
-		{accountWork, "jetstream: enabled\n" + exports(accountBus, workTakes, workKeeps, []string{events.WorkAll})},
-		{accountBus, imports(accountWork,
-			mapped(workTakes, same), mapped(workKeeps, workSubject), mapped([]string{events.WorkAll}, same))},
-		{accountAudit, imports(accountLog, mapped(logReads, auditSubject))},
+		{accountLog, "jetstream: enabled\n" + exports(shared{accountAudit, logReads}) +
+			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
+		{accountWork, "jetstream: enabled\n" + exports(shared{accountBus, slices.Concat(workTakes, workKeeps, []string{events.WorkAll})})},
+		{accountBus, imports(
+			taken{accountWork, mapped(workTakes, same)}, taken{accountWork, mapped(workKeeps, workSubject)}, taken{accountWork, mapped([]string{events.WorkAll}, same)},
+			taken{accountAudit, mapped([]string{events.ReceiptAll}, same)})},
+		{accountAudit, "jetstream: enabled\n" + exports(shared{accountLog, signedReads}, shared{accountBus, []string{events.ReceiptAll}}) +
+			imports(taken{accountLog, mapped(logReads, auditSubject)})},
 	} {
 		fmt.Fprintf(&b, "  %s {\n    %s    users: [\n", a.name, a.head)
 		for _, u := range c.Ring.Names().Users() {
@@ -128,30 +131,46 @@ func list(s []string) string {
 // above the 30 s for which NATS's own clients keep a pull open.
 const pullThreshold = "40s"
 
-// exports is an account's list of services for another one.
-func exports(to account, subjects ...[]string) string {
+// shared are services of one account that another one may import.
+type shared struct {
+	to       account
+	subjects []string
+}
+
+// exports is an account's list of services for others.
+func exports(services ...shared) string {
 	var b strings.Builder
 	b.WriteString("    exports: [\n")
-	for _, s := range slices.Concat(subjects...) {
-		response := ""
-		switch { // the batch of a pull or of a direct get has many answers
-		case strings.Contains(s, ".MSG.NEXT."+events.WorkStream+"."):
-			response = ", response_type: stream, response_threshold: " + quote(pullThreshold)
-		case strings.Contains(s, ".MSG.NEXT."), strings.Contains(s, ".DIRECT.GET."):
-			response = ", response_type: stream"
+	for _, e := range services {
+		for _, s := range e.subjects {
+			response := ""
+			switch { // the batch of a pull or of a direct get has many answers
+			case strings.Contains(s, ".MSG.NEXT."+events.WorkStream+"."):
+				response = ", response_type: stream, response_threshold: " + quote(pullThreshold)
+			case strings.Contains(s, ".MSG.NEXT."), strings.Contains(s, ".DIRECT.GET."):
+				response = ", response_type: stream"
+			}
+			fmt.Fprintf(&b, "      { service: %s, accounts: [%s]%s }\n", quote(s), e.to, response)
 		}
-		fmt.Fprintf(&b, "      { service: %s, accounts: [%s]%s }\n", quote(s), to, response)
 	}
 	b.WriteString("    ]\n")
 	return b.String()
 }
 
-// imports is an account's list of another one's services: what mapped made.
-func imports(from account, services ...[][2]string) string {
+// taken are services that an account imports: what mapped made.
+type taken struct {
+	from     account
+	services [][2]string
+}
+
+// imports is an account's list of others' services.
+func imports(accounts ...taken) string {
 	var b strings.Builder
-	b.WriteString("imports: [\n")
-	for _, s := range slices.Concat(services...) {
-		fmt.Fprintf(&b, "      { service: { account: %s, subject: %s }, to: %s }\n", from, quote(s[0]), quote(s[1]))
+	b.WriteString("    imports: [\n")
+	for _, t := range accounts {
+		for _, s := range t.services {
+			fmt.Fprintf(&b, "      { service: { account: %s, subject: %s }, to: %s }\n", t.from, quote(s[0]), quote(s[1]))
+		}
 	}
 	b.WriteString("    ]\n")
 	return b.String()

@@ -8,7 +8,9 @@
 //	WORK   the stream PDGATE_WORK. No users: BUS imports what is used of it.
 //	BUS    commands, answers, notifications, prompts, output; no stream.
 //	       Users: lifecycle-bus, every gateway, every worker, operator.
-//	AUDIT  no stream; imports the read half of LOG's JetStream API. User: auditor.
+//	AUDIT  the stream PDGATE_AUDIT, the last signed tree, which LOG may read;
+//	       imports the read half of LOG's JetStream API, and answers BUS's
+//	       requests for receipts. User: auditor.
 //
 // Permissions on a single account are not enough. A publisher chooses the reply
 // subject of a request, and whoever answers, JetStream's own API included,

@@ -51,6 +51,13 @@ const AuditDomain = "log"
 
 func auditSubject(s string) string { return inDomain(AuditDomain, s) }
 
+// signedReads lets lifecycle read the last signed tree, which says how much of
+// the log the tiles hold for good.
+var signedReads = []string{js + "STREAM.MSG.GET." + events.AuditStream}
+
+// signedSubject is where lifecycle finds a subject of signedReads.
+func signedSubject(s string) string { return inDomain(events.AuditDomain, s) }
+
 // workTakes is what workers use of the work stream: they ask for messages and
 // acknowledge them. One export for all consumers: the server lets no message
 // through an export that it came out of, so an answer to a pull is never taken
@@ -81,7 +88,7 @@ func inDomain(domain, s string) string {
 // userRights is the whole table. models limits workers to the queues of these
 // models; nil lets a worker read every queue, of both roles.
 func userRights(u keyring.User, names keyring.Names, models []string) (rights, error) {
-	inbox := u.InboxPrefix() + ".>"
+	inbox, name := u.InboxPrefix()+".>", u.Principal()
 	switch u {
 	case keyring.LifecycleLog:
 		return rights{accountLog, append([]string{
@@ -94,17 +101,29 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 			js + "CONSUMER.DELETE." + events.LogStream + ".*",
 			"$JS.ACK." + events.LogStream + ".>",
 			"$JS.FC." + events.LogStream + ".>",
+			signedSubject(signedReads[0]),
 		}, logReads...), []string{inbox}}, nil
 
 	case keyring.Admin:
 		return rights{accountLog, []string{">"}, []string{">"}}, nil
 
 	case keyring.Auditor:
-		var pub []string
+		pub := []string{
+			// Its own stream, and nothing that takes away from it: not even the signer
+			// can make its last signature unread.
+			js + "STREAM.CREATE." + events.AuditStream,
+			js + "STREAM.INFO." + events.AuditStream,
+			js + "STREAM.MSG.GET." + events.AuditStream,
+			events.AuditSigned,
+			// Answers: to BUS by way of the import, to its own tools, and to the
+			// server's questions about the service.
+			"_R_.>", inbox,
+			events.ReceiptSubject(events.RoleAuditor, name), "$SRV.>",
+		}
 		for _, s := range logReads {
 			pub = append(pub, auditSubject(s))
 		}
-		return rights{accountAudit, pub, []string{inbox}}, nil
+		return rights{accountAudit, pub, []string{events.ReceiptAll, "$SRV.>", inbox}}, nil
 
 	case keyring.LifecycleBus:
 		// Not pdgate.v1.>: an answer is no command, wherever a reply subject points.
@@ -120,11 +139,12 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 			[]string{events.NotifyAll, inbox}}, nil
 	}
 
-	name := u.Principal()
 	switch role := u.Role(); role {
+	case events.RoleAuditor:
+		return rights{accountBus, commands(u), []string{inbox}}, nil
 	case events.RoleGateway:
 		// A gateway answers workers who ask for prompts, and nobody else.
-		pub := commands(u)
+		pub := append(commands(u), events.ReceiptSubject(role, name))
 		for _, w := range workers(names) {
 			pub = append(pub, w.InboxPrefix()+".>")
 		}

@@ -34,7 +34,7 @@ func forbidden(t *testing.T, nc *nats.Conn, subject string) bool {
 func everySubject() []string {
 	subjects := []string{
 		"pdgate.log.0", "pdgate.log.ops", "pdgate.notify.ref." + requestID, "pdgate.replica.r1",
-		"pdgate.work.ref.prefill", "pdgate.work.ref.decode", "foreign", "$SRV.PING", "$SYS.REQ.SERVER.PING",
+		"pdgate.work.ref.prefill", "pdgate.work.ref.decode", "pdgate.audit.signed", "_R_.x", "foreign", "$SRV.PING", "$SYS.REQ.SERVER.PING",
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.OTHER",
 	}
 	for _, role := range []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleLifecycle, events.RoleAuditor} {
@@ -42,7 +42,7 @@ func everySubject() []string {
 			for _, c := range allCommands {
 				subjects = append(subjects, events.CommandSubject(role, name, c, 3), events.CommandSubjectAny(role, name, c, 3))
 			}
-			subjects = append(subjects, events.QuerySubject(role, name, "list"), events.HeartbeatSubject(role, name), "_INBOX."+string(role)+"-"+name+".x")
+			subjects = append(subjects, events.QuerySubject(role, name, "list"), events.HeartbeatSubject(role, name), events.ReceiptSubject(role, name), "_INBOX."+string(role)+"-"+name+".x")
 		}
 	}
 	for _, gw := range testNames.Gateways {
@@ -55,9 +55,9 @@ func everySubject() []string {
 		"STREAM.MSG.DELETE.PDGATE", "DIRECT.GET.PDGATE", "CONSUMER.CREATE.PDGATE.c", "CONSUMER.DELETE.PDGATE.c", "CONSUMER.INFO.PDGATE.c", "CONSUMER.MSG.NEXT.PDGATE.c", "STREAM.INFO.PDGATE_WORK"} {
 		subjects = append(subjects, "$JS.log.API."+op)
 	}
-	for _, stream := range []string{events.LogStream, events.WorkStream} {
+	for _, stream := range []string{events.LogStream, events.WorkStream, events.AuditStream} {
 		for _, op := range []string{"INFO", "CREATE", "UPDATE", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE", "PEER.REMOVE", "LEADER.STEPDOWN"} {
-			subjects = append(subjects, js+"STREAM."+op+"."+stream, "$JS.work.API.STREAM."+op+"."+stream)
+			subjects = append(subjects, js+"STREAM."+op+"."+stream, "$JS.work.API.STREAM."+op+"."+stream, "$JS.audit.API.STREAM."+op+"."+stream)
 		}
 		subjects = append(subjects, js+"DIRECT.GET."+stream)
 		for _, c := range []string{events.WorkConsumer("ref", events.RolePrefill), events.WorkConsumer("ref", events.RoleDecode), events.WorkConsumer("other", events.RolePrefill)} {
@@ -72,7 +72,7 @@ func everySubject() []string {
 
 var allCommands = []events.CommandType{
 	events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred, events.CmdDecoded, events.CmdFail,
-	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore,
+	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit,
 }
 
 func principals(r events.Role) []string {
@@ -123,6 +123,7 @@ func TestPublish(t *testing.T) {
 		{keyring.Gateway("gw1"), []string{
 			"pdgate.v1.gateway.gw1.admit.>", "pdgate.v1.gateway.gw1.cancel.>", "pdgate.v1.gateway.gw1.fail.>",
 			"pdgate.v1.gateway.gw1.query.>", "_INBOX.prefill-p1.>", "_INBOX.prefill-p2.>", "_INBOX.decode-d1.>", "_INBOX.decode-d2.>",
+			"pdgate.audit.receipt.gateway.gw1",
 		}},
 		{keyring.Operator, []string{
 			"pdgate.v1.operator.operator.cancel.>", "pdgate.v1.operator.operator.quarantine.>",
@@ -131,10 +132,14 @@ func TestPublish(t *testing.T) {
 		{keyring.Auditor, []string{
 			"$JS.log.API.STREAM.INFO.PDGATE", "$JS.log.API.STREAM.MSG.GET.PDGATE", "$JS.log.API.DIRECT.GET.PDGATE",
 			"$JS.log.API.CONSUMER.CREATE.PDGATE.*", "$JS.log.API.CONSUMER.INFO.PDGATE.*", "$JS.log.API.CONSUMER.MSG.NEXT.PDGATE.*",
+			"$JS.API.STREAM.INFO.PDGATE_AUDIT", "$JS.API.STREAM.CREATE.PDGATE_AUDIT", "$JS.API.STREAM.MSG.GET.PDGATE_AUDIT", "pdgate.audit.signed",
+			"pdgate.audit.receipt.auditor.auditor", "_INBOX.auditor-auditor.>", "_R_.>", "$SRV.>",
 		}},
+		{keyring.AuditorBus, []string{"pdgate.v1.auditor.auditor.audit.>", "pdgate.v1.auditor.auditor.query.>"}},
 		{keyring.LifecycleLog, append([]string{
 			"pdgate.log.>", "$JS.API.INFO", "$JS.API.STREAM.CREATE.PDGATE", "$JS.API.CONSUMER.DURABLE.CREATE.PDGATE.*",
-			"$JS.API.CONSUMER.DELETE.PDGATE.*", "$JS.ACK.PDGATE.>"}, logReads...)},
+			"$JS.API.CONSUMER.DELETE.PDGATE.*", "$JS.ACK.PDGATE.>",
+			"$JS.audit.API.STREAM.MSG.GET.PDGATE_AUDIT"}, logReads...)},
 		{keyring.LifecycleBus, []string{
 			"_INBOX.>", "pdgate.notify.>", "pdgate.work.>", "pdgate.replica.>",
 			"$JS.work.API.STREAM.INFO.PDGATE_WORK", "$JS.work.API.STREAM.CREATE.PDGATE_WORK",
@@ -178,7 +183,8 @@ func TestSubscribe(t *testing.T) {
 		{keyring.Worker(events.RoleDecode, "d1"), []string{"_INBOX.decode-d1.>", "pdgate.notify.>"}},
 		{keyring.Gateway("gw1"), []string{"_INBOX.gateway-gw1.>", "pdgate.notify.>", "pdgate.prompt.gw1.>", "pdgate.output.gw1.>"}},
 		{keyring.Operator, []string{"_INBOX.operator-operator.>", "pdgate.notify.>"}},
-		{keyring.Auditor, []string{"_INBOX.auditor-auditor.>"}},
+		{keyring.Auditor, []string{"_INBOX.auditor-auditor.>", "pdgate.audit.receipt.*.*", "$SRV.>"}},
+		{keyring.AuditorBus, []string{"_INBOX.auditor-auditor.>"}},
 		{keyring.LifecycleLog, []string{"_INBOX.lifecycle-log.>"}},
 		{keyring.LifecycleBus, []string{"_INBOX.lifecycle-bus.>", "pdgate.v1.>", "pdgate.replica.>", "$SRV.>", "pdgate.notify.>"}},
 	} {

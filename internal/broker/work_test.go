@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,6 +261,7 @@ func startEdited(t *testing.T, edit func(text string, ring *keyring.Ring) string
 // stream reached.
 func TestWorkWithoutGuards(t *testing.T) {
 	u := keyring.Worker(events.RoleDecode, "d1")
+	all := slices.Concat(workTakes, workKeeps, []string{events.WorkAll})
 	export := func(more ...string) func(string, *keyring.Ring) string {
 		return func(text string, _ *keyring.Ring) string {
 			for _, s := range more {
@@ -267,8 +269,8 @@ func TestWorkWithoutGuards(t *testing.T) {
 				if !strings.Contains(s, ".MSG.NEXT.") {
 					to = workSubject(s)
 				}
-				text = strings.Replace(text, exports(accountBus, workTakes, workKeeps, []string{events.WorkAll}),
-					exports(accountBus, workTakes, workKeeps, []string{events.WorkAll}, []string{s}), 1)
+				text = strings.Replace(text, exports(shared{accountBus, all}),
+					exports(shared{accountBus, append(slices.Clone(all), s)}), 1)
 				text = strings.Replace(text, "      { service: { account: WORK,", "      { service: { account: WORK, subject: "+quote(s)+" }, to: "+quote(to)+" }\n      { service: { account: WORK,", 1)
 			}
 			return text

@@ -8,11 +8,17 @@
 //	decode-<name>.nk
 //	operator.nk
 //	auditor.nk
+//	auditor-bus.nk
 //	admin.nk
 //	log-mac.key           32 bytes in hex: authenticates what lifecycle stores
 //	digest-secret.key     32 bytes in hex: key of all digests of prompts and outputs
 //	grant.pem             Ed25519: signs the rights to pull KV
 //	grant.pub.pem         its public half, for workers on other machines
+//	audit.pem             Ed25519: signs the tree of the log
+//	audit.pub.pem         its public half
+//	audit-readers         who may read entries and receipts from the auditor: a
+//	                      line each, a name and the SHA-256 of its token in hex
+//	audit-token           the token of the reader that Open writes there first
 //	prefill-<name>.pem    Ed25519: a worker's identity on the data plane
 //	decode-<name>.pem
 //
@@ -26,5 +32,6 @@
 //	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, grant
 //	gateway    gateway-<name>, digest-secret
 //	worker     <role>-<name>.nk, <role>-<name>.pem, grant.pub
+//	auditor    auditor.nk, auditor-bus.nk, log-mac, audit.pem, audit-readers
 //	nats       every .nk file, or the configuration that it prints
 package keyring

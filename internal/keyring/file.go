@@ -91,7 +91,7 @@ func (r *Ring) ed25519(name string) (ed25519.PrivateKey, error) {
 
 // writePublic keeps the public half beside the private one. A public half that
 // belongs to another key is refused: workers would trust the wrong signer.
-func (r *Ring) writePublic(name string, key ed25519.PublicKey) error {
+func (r *Ring) writePublic(name, private string, key ed25519.PublicKey) error {
 	der, err := x509.MarshalPKIXPublicKey(key)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
@@ -106,7 +106,7 @@ func (r *Ring) writePublic(name string, key ed25519.PublicKey) error {
 	}
 	have, err := r.readPublic(name)
 	if err == nil && !have.Equal(key) {
-		err = fmt.Errorf("key %s does not belong to grant.pem; remove it, and the right one is written", path)
+		err = fmt.Errorf("key %s does not belong to %s; remove it, and the right one is written", path, private)
 	}
 	return err
 }

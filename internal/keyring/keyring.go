@@ -54,6 +54,12 @@ func Open(dir string, names Names) (*Ring, error) {
 	if _, err := r.GrantKey(); err != nil {
 		return nil, err
 	}
+	if _, err := r.AuditKey(); err != nil {
+		return nil, err
+	}
+	if _, err := r.AuditReaders(); err != nil {
+		return nil, err
+	}
 	for role, list := range map[events.Role][]string{events.RolePrefill: names.Prefill, events.RoleDecode: names.Decode} {
 		for _, name := range list {
 			if _, err := r.Identity(role, name); err != nil {
@@ -124,12 +130,22 @@ func (r *Ring) GrantKey() (ed25519.PrivateKey, error) {
 	if err != nil || !r.create {
 		return key, err
 	}
-	return key, r.writePublic("grant.pub.pem", key.Public().(ed25519.PublicKey))
+	return key, r.writePublic("grant.pub.pem", "grant.pem", key.Public().(ed25519.PublicKey))
 }
 
 // GrantPublicKey is what grants are checked with.
 func (r *Ring) GrantPublicKey() (ed25519.PublicKey, error) {
 	return r.readPublic("grant.pub.pem")
+}
+
+// AuditKey signs the tree of the log. Whoever holds it can sign another history:
+// it belongs on the auditor's machines alone.
+func (r *Ring) AuditKey() (ed25519.PrivateKey, error) {
+	key, err := r.ed25519("audit.pem")
+	if err != nil || !r.create {
+		return key, err
+	}
+	return key, r.writePublic("audit.pub.pem", "audit.pem", key.Public().(ed25519.PublicKey))
 }
 
 // Identity is a worker's key on the data plane.

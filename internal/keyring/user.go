@@ -16,6 +16,7 @@ const (
 	LifecycleBus User = "lifecycle-bus" // answers commands; has no right on the log
 	Operator     User = "operator"      // people: queries, cancel, quarantine
 	Auditor      User = "auditor"       // reads the log
+	AuditorBus   User = "auditor-bus"   // records who reads the audit log; has no right on either
 	Admin        User = "admin"         // every right in the log's account: the only one that can change or delete the stream
 )
 
@@ -33,7 +34,7 @@ func (u User) Role() events.Role {
 		return events.RoleLifecycle
 	case Operator:
 		return events.RoleOperator
-	case Auditor:
+	case Auditor, AuditorBus:
 		return events.RoleAuditor
 	}
 	role, _, _ := strings.Cut(string(u), "-")
@@ -45,6 +46,8 @@ func (u User) Principal() string {
 	switch u {
 	case LifecycleLog, LifecycleBus, Operator, Auditor, Admin:
 		return string(u)
+	case AuditorBus:
+		return string(Auditor)
 	}
 	_, name, _ := strings.Cut(string(u), "-")
 	return name
@@ -68,7 +71,7 @@ type Names struct {
 
 // Users lists every user of the installation.
 func (n Names) Users() []User {
-	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, Admin}
+	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, AuditorBus, Admin}
 	for _, g := range n.Gateways {
 		users = append(users, Gateway(g))
 	}

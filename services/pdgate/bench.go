@@ -32,6 +32,7 @@ var benchAbout = map[string]string{
 	"handoff":  "Verified pulls of KV, against a plain copy over the same kind of socket",
 	"gateway":  "What pdgate adds to a streamed answer, against a reverse proxy",
 	"replay":   "Checking a log on one core, against reading it",
+	"audit":    "Signed tiles, bundles and their verification, against hashing and Tessera",
 }
 
 func (a *app) benchCommand() *cobra.Command {

@@ -319,11 +319,11 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	)
 }
 
-// watch feeds the model's events to the worker. Lost ones cost time, not
+// watch feeds its requests' events to the worker. Lost ones cost time, not
 // safety: the worker asks about what it holds.
 func watch(ctx context.Context, cl *client.Client, model string, w *gpuworker.Worker, log *slog.Logger) error {
 	for {
-		err := cl.Watch(ctx, client.WatchFilter{Model: model}, func(n client.Notice) { w.Notice(n.Event) })
+		err := cl.Watch(ctx, client.WatchFilter{Model: model, Wants: w.Holds}, func(n client.Notice) { w.Notice(n.Event) })
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()

@@ -52,9 +52,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	root.SetErr(stderr)
 	err := root.ExecuteContext(ctx)
 	var usage *usageError
+	var exit *exitError
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &exit):
+		return exit.code
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "pdgate: %v\nRun '%s --help' for usage.\n", err, usage.cmd.CommandPath())
 		return exitUsage
@@ -91,6 +94,7 @@ bytes.
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
 		a.requestCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
+		a.auditorCommand(), a.exportCommand(), a.verifyCommand(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

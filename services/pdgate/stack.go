@@ -29,6 +29,7 @@ type stack struct {
 	natsPort     int // as broker.Config.Port
 	durability   broker.Durability
 	listen       string // of the gateway
+	audit        string // address of the auditor's read API; empty: no auditor
 	engine       engine.Config
 	lifecycles   int // replicas; 0: 1
 	gateways     int // 0: 1
@@ -49,11 +50,12 @@ type stack struct {
 
 // endpoints say where a running stack is.
 type endpoints struct {
-	http string   // base URL of the first gateway
-	all  []string // base URLs of all gateways
-	nats string   // empty: in process only
-	ring *keyring.Ring
-	dial dial
+	http  string   // base URL of the first gateway
+	audit string   // of the auditor; empty: there is none
+	all   []string // base URLs of all gateways
+	nats  string   // empty: in process only
+	ring  *keyring.Ring
+	dial  dial
 }
 
 func (s *stack) names() keyring.Names {
@@ -115,6 +117,16 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		lives = append(lives, part{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }})
 	}
 	e := endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
+	if s.audit != "" {
+		l, err := listenAudit(s.audit)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		e.audit = "http://" + l.Addr().String()
+		keeper := auditorPart{name: "au1", dir: filepath.Join(s.dir, "auditor", "au1")}
+		lives = append(lives, part{"auditor", func(ctx context.Context) error { return keeper.beside(ctx, l, dial, ring, s.log) }})
+	}
 	subscribed := make(chan struct{}, len(s.names().Gateways))
 	for _, name := range s.names().Gateways {
 		l, err := listen(s.listen)

@@ -25,12 +25,15 @@ func (a *app) upCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run everything in one process",
-		Long: `up runs NATS, lifecycle, gateway, prefill and decode workers in one process, with
-keys and log in the data directory. It prints a curl line that works as it is.`,
+		Long: `up runs NATS, lifecycle, gateway, auditor, prefill and decode workers in one
+process, with keys and log in the data directory. It prints a curl line that works as it is.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var err error
 			if s.natsHost, s.natsPort, err = splitListen("nats-listen", natsListen); err == nil {
 				_, _, err = splitListen("listen", s.listen)
+			}
+			if err == nil {
+				_, _, err = splitListen("audit-listen", s.audit)
 			}
 			if err == nil {
 				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
@@ -53,7 +56,7 @@ keys and log in the data directory. It prints a curl line that works as it is.`,
 			s.tenants, s.drain = demoTenants, 5*time.Second
 			return s.run(cmd.Context(), func(ctx context.Context, e endpoints) error {
 				// The gateway's last: who finds it, finds the others too.
-				for _, at := range [][2]string{{natsURLFile, e.nats}, {gatewayURLFile, e.http}} {
+				for _, at := range [][2]string{{natsURLFile, e.nats}, {auditorURLFile, e.audit}, {gatewayURLFile, e.http}} {
 					remove, err := publishURL(a.data, at[0], at[1])
 					if err != nil {
 						return err
@@ -71,6 +74,7 @@ keys and log in the data directory. It prints a curl line that works as it is.`,
 	f := c.Flags()
 	eng.add(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address that the gateway listens on")
+	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
 	f.StringVar(&durability, "durability", string(broker.FsyncAlways), "fsync: on disk before an append is acknowledged; interval: within two minutes")
 	f.IntVar(&s.prefill, "prefill-workers", 1, "number of prefill workers")
@@ -163,6 +167,7 @@ func (a *app) greet(e endpoints, s *stack, took time.Duration) error {
 
   gateway  %s  (OpenAI API; model %q)
   nats     %s  (keys in %s)
+  audit    %s  (signed log; token in keys/audit-token)
   workers  %d prefill of %d tokens, %d decode of %d tokens, engine %s
   data     %s
 
@@ -175,7 +180,7 @@ Try it; the answer is in the prompt, and comes out of the KV cache:
 
 Then: pdgate request list%s
 
-`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), s.prefill, s.prefillPool, s.decode, s.decodePool, s.engine.Name,
+`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), e.audit, s.prefill, s.prefillPool, s.decode, s.decodePool, s.engine.Name,
 		s.dir, e.http, key, s.engine.Model, a.dataFlag())
 	return err
 }

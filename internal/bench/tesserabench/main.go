@@ -108,6 +108,6 @@ func run(ctx context.Context, leaves, dir string) error {
 	}
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{
 		"events": n, "seconds": seconds,
-		"used": map[string]any{"cpu_ns": u.Utime.Nano() + u.Stime.Nano(), "peak_rss_bytes": u.Maxrss * 1024},
+		"used": map[string]any{"cpu_ns": u.Utime.Nano() + u.Stime.Nano()},
 	})
 }
