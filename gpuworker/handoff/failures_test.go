@@ -226,7 +226,7 @@ func TestF27CancelDuringTransfer(t *testing.T) {
 		r := newBigRig(t, network)
 		o, _ := r.offer(requestID(1), bigPages)
 		reading, goOn := make(chan struct{}), make(chan struct{})
-		lookAt(r, 6, func() { close(reading); <-goOn }) // between two chunks
+		lookAt(r, 5, func() { close(reading); <-goOn }) // between two chunks, and one fits the socket
 		slowPull(r, o, 1)
 		wait(t, "the copy", reading)
 		free := r.ownerPool.Free(o.Alloc)

@@ -49,7 +49,7 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 	// An own envelope was folded at its acknowledgement, and is not opened again.
 	known := func(partition int, seq uint64, mac string) bool {
 		n := s.nodeAt(partition)
-		if n == nil || !n.folded(seq) {
+		if n == nil || !n.known(seq, mac) {
 			return false
 		}
 		pass(n, seq, mac)
@@ -81,7 +81,7 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 		}
 		last = g
 		s.log.Warn("follow the log again", "cause", g.err)
-		from = g.node.applied()
+		from = min(g.node.applied(), g.seq-1)
 	}
 }
 

@@ -1,6 +1,8 @@
 package lifecycle
 
 import (
+	"strconv"
+
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/statemachine/projection"
 )
@@ -68,11 +70,53 @@ func (n *node) begin() {
 	n.kept.floor = n.loop.Applied()
 }
 
-// folded says whether the message at a sequence is folded.
-func (n *node) folded(seq uint64) bool {
+// ack is an own envelope that was folded at its acknowledgement.
+type ack struct {
+	seq uint64
+	mac string
+}
+
+// maxAcks bounds the acknowledgements that the follower has not passed. Of what
+// goes, the follower opens the messages.
+const maxAcks = 16 << 10
+
+// acknowledged notes that an own envelope is folded. The lock is held.
+func (n *node) acknowledged(seq uint64, mac string) {
+	if len(n.acks) == maxAcks {
+		n.acks = n.acks[1:]
+	}
+	n.acks = append(n.acks, ack{seq, mac})
+}
+
+// ack is the own envelope that was acknowledged at a sequence, nil for none. What
+// is before it is passed. The lock is held.
+func (n *node) ack(seq uint64) *ack {
+	for len(n.acks) > 0 && n.acks[0].seq < seq {
+		n.acks = n.acks[1:]
+	}
+	if len(n.acks) == 0 || n.acks[0].seq != seq {
+		return nil
+	}
+	return &n.acks[0]
+}
+
+// known says whether the message at a sequence is the own one that is folded.
+func (n *node) known(seq uint64, mac string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return seq <= n.loop.Applied()
+	a := n.ack(seq)
+	return a != nil && a.mac == mac
+}
+
+// otherError says that the log has another message where an own one was
+// acknowledged: it lost that one.
+type otherError struct {
+	partition int
+	seq       uint64
+}
+
+func (e *otherError) Error() string {
+	return "partition " + partitionName(e.partition) + ": message " + strconv.FormatUint(e.seq, 10) + " is not the one that was acknowledged"
 }
 
 // passed takes what is kept of the envelope that the follower passes.

@@ -2,8 +2,10 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/journal"
@@ -45,6 +47,36 @@ func TestKept(t *testing.T) {
 	want(22, 1, true)
 	if k.events != 0 || k.envelopes != nil {
 		t.Errorf("%d events are left", k.events)
+	}
+}
+
+// Only the message that was acknowledged is passed over unopened, and another one
+// in its place is no gap to be shrugged off.
+func TestKnownIsTheAcknowledgedMessage(t *testing.T) {
+	n := &node{partition: 3}
+	n.acknowledged(5, "a")
+	n.acknowledged(7, "b")
+	n.acknowledged(9, "c")
+	for _, c := range []struct {
+		seq  uint64
+		mac  string
+		want bool
+	}{{4, "x", false}, {5, "a", true}, {6, "b", false}, {7, "x", false}, {7, "b", true}, {8, "c", false}} {
+		if got := n.known(c.seq, c.mac); got != c.want {
+			t.Errorf("known(%d, %q) is %v", c.seq, c.mac, got)
+		}
+	}
+	var other *otherError
+	for range 2 { // followed again, it is the same error
+		if err := n.follow(&events.Envelope{Partition: 3, Seq: 9, MAC: "x"}, time.Time{}); !errors.As(err, &other) {
+			t.Errorf("another message where an own one was acknowledged: %v", err)
+		}
+	}
+	for i := range uint64(maxAcks + 1) {
+		n.acknowledged(10+i, "d")
+	}
+	if len(n.acks) != maxAcks {
+		t.Errorf("%d acknowledgements are kept", len(n.acks))
 	}
 }
 

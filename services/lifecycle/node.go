@@ -26,6 +26,7 @@ type node struct {
 	shard *shard          // nil for operations
 	ops   *opsShard       // nil for requests
 	kept  kept            // for the read side; guarded by mu
+	acks  []ack           // that the follower has not passed, in order; guarded by mu
 	news  []news          // folded and not announced yet; empty while mu is free
 	told  int             // bytes of the last announcement: the next one's buffer
 }
@@ -68,6 +69,9 @@ func (n *node) order(c *events.Command, now time.Time) {
 func (n *node) follow(env *events.Envelope, now time.Time) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if a := n.ack(env.Seq); a != nil && a.mac != env.MAC {
+		return &otherError{n.partition, env.Seq}
+	}
 	err := n.loop.Followed(env, now)
 	n.announce()
 	return err
@@ -110,14 +114,19 @@ func (n *node) Publish(token uint64, env *events.Envelope) error {
 	if n.svc.silent.Load() {
 		return nil // a killed process sends nothing; tests only
 	}
-	return n.svc.cfg.Journal.Append(env, func(r journal.Reply) {
+	var mac string // set before the lock is given up
+	err := n.svc.cfg.Journal.Append(env, func(r journal.Reply) {
 		now := n.svc.now()
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		switch r.Kind {
 		case journal.Stored:
 			n.svc.saw(r.Seq)
+			before := n.loop.Applied()
 			n.loop.Stored(token, r.Seq, now)
+			if before < r.Seq && n.loop.Applied() == r.Seq {
+				n.acknowledged(r.Seq, mac)
+			}
 			n.announce()
 		case journal.Refused:
 			n.loop.Refused(token, r.Hint, now)
@@ -125,6 +134,8 @@ func (n *node) Publish(token uint64, env *events.Envelope) error {
 			n.loop.Unknown(token, r.Err, now)
 		}
 	})
+	mac = env.MAC
+	return err
 }
 
 // Answer gives one caller its answer. The lock is held, so a grant is made from

@@ -114,12 +114,13 @@ func (c *Client) Do(ctx context.Context, cmd *events.Command) (*events.Answer, e
 	subject, pause, last := preferred, firstPause, error(nil)
 	patience, hedge := c.hedges.patience(c.timeout)
 	open := false // what an earlier try sent may still be recorded
+	begun, first := time.Now(), true
 	for {
 		a, err := c.try(ctx, subject, payload, patience)
 		var refused *events.Error
 		switch {
 		case err == nil:
-			if hedge {
+			if first && time.Since(begun) <= hedgeAfter {
 				c.hedges.answered()
 			}
 			return a, nil
@@ -143,7 +144,7 @@ func (c *Client) Do(ctx context.Context, cmd *events.Command) (*events.Answer, e
 		if hedge && silent {
 			c.hedges.count(ctx, cmd.Type)
 		}
-		patience, hedge = c.timeout, false
+		patience, hedge, first = c.timeout, false, false
 		if subject == preferred && refused == nil {
 			// Nobody there, or a silent one: the others are asked at once.
 			subject = everyone

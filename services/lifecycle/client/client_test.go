@@ -129,7 +129,9 @@ func TestRouting(t *testing.T) {
 		r := newRig(t)
 		first := r.serve(preferred, func(m *nats.Msg) { answer(t, m) })
 		all := r.serve(everyone, func(m *nats.Msg) { answer(t, m) })
-		a, err := r.client(keyring.Gateway("gw1"), time.Minute).Admit(t.Context(), id(), admit())
+		c := r.client(keyring.Gateway("gw1"), time.Minute)
+		c.hedges.budget.Store(0) // however slow the machine is
+		a, err := c.Admit(t.Context(), id(), admit())
 		if err != nil || a.Position != "1.0" || first.Load() != 1 || all.Load() != 0 {
 			t.Errorf("%+v %v, %d and %d asked", a, err, first.Load(), all.Load())
 		}
@@ -230,6 +232,23 @@ func TestHedgeBudget(t *testing.T) {
 	}
 	if _, hedge := h.patience(50 * time.Millisecond); hedge {
 		t.Error("a hedge later than the timeout")
+	}
+}
+
+// A budget that was spent comes back with the answers of commands that could not
+// be hedged.
+func TestHedgeBudgetComesBack(t *testing.T) {
+	r := newRig(t)
+	r.serve(preferred, func(m *nats.Msg) { answer(t, m) })
+	c := r.client(keyring.Gateway("gw1"), time.Minute)
+	c.hedges.budget.Store(-hedgeCost)
+	for ctx := t.Context(); c.hedges.budget.Load() <= 0; { // a slow answer pays nothing
+		if _, err := c.Admit(ctx, id(), admit()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, hedge := c.hedges.patience(time.Minute); !hedge {
+		t.Error("no hedge after answers in time")
 	}
 }
 

@@ -52,7 +52,8 @@ func (h *hedges) patience(timeout time.Duration) (d time.Duration, hedge bool) {
 	return d, true
 }
 
-// answered notes that a command was answered before it was hedged.
+// answered notes that a command was answered at its first try, and in time,
+// whether it might have been hedged or not.
 func (h *hedges) answered() {
 	if h.budget.Load() < hedgeBurst*hedgeCost {
 		h.budget.Add(1)

@@ -23,7 +23,7 @@ type WatchFilter struct {
 type Notice struct {
 	Event    *events.Event
 	Position events.Position
-	Raw      []byte // the canonical bytes, as stored
+	Raw      []byte // the canonical bytes, as stored: a part of the message, which it keeps in memory
 }
 
 // watchBuffer is how many bytes of notices may wait for a slow handler.
