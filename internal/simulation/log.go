@@ -42,9 +42,9 @@ func (j *writer) Append(env *events.Envelope, reply func(journal.Reply)) error {
 	if w.chance(0.01) {
 		return errors.New("not connected")
 	}
+	env.MAC = events.MAC(w.logKey, env.Partition, env.Expected, env.Lines)
 	e := *env
 	e.Lines = bytes.Clone(env.Lines)
-	e.MAC = events.MAC(w.logKey, e.Partition, e.Expected, e.Lines)
 	if w.chance(w.odds.lost) {
 		w.say("%s: an append to %s is lost", j.l.name, events.LogSubject(e.Partition))
 		return nil

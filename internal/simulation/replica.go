@@ -86,7 +86,7 @@ func (r *replica) follow() {
 		}
 		if err := core.Follow(env); err != nil {
 			w.seen["gap"]++
-			r.next = int(core.Applied(env.Partition))
+			r.next = int(min(core.Applied(env.Partition), env.Seq-1))
 		}
 		r.follow()
 	})
