@@ -29,6 +29,7 @@ type pull struct {
 	out   *handoff.Sending
 	steps int // progress, for whoever waits
 	over  bool
+	hung  bool // the owner's end is closed: what still comes is not heard
 }
 
 func (x *worker) pull(j *job, a *events.Answer) {
@@ -112,6 +113,7 @@ func (p *pull) fail(err error) {
 func (p *pull) hangUp(d time.Duration) {
 	if p.owner != nil {
 		p.w.on(p.owner.life, d, func() {
+			p.hung = true
 			if p.out != nil {
 				p.out.Close()
 				p.out = nil
@@ -131,6 +133,9 @@ func (p *pull) refuse(err error) {
 }
 
 func (p *pull) opened(o *handoff.Opening, g *events.Grant) {
+	if p.hung {
+		return
+	}
 	out, err := p.owner.server.Begin(o)
 	if err != nil {
 		p.refuse(err)
