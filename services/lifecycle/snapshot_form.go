@@ -96,7 +96,13 @@ func (f *form) get(n uint64) []byte {
 	return b
 }
 
-func number[T ~int | ~int64 | ~uint32 | ~uint64](f *form, v *T) { *v = T(f.uint(uint64(*v))) }
+// number leaves what it writes alone: it is shared with whoever else folded the
+// event.
+func number[T ~int | ~int64 | ~uint32 | ~uint64](f *form, v *T) {
+	if n := f.uint(uint64(*v)); !f.writes() {
+		*v = T(n)
+	}
+}
 
 func text[T ~string](f *form, v *T) {
 	n := f.uint(uint64(len(*v)))

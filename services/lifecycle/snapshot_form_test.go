@@ -2,6 +2,8 @@ package lifecycle
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -196,6 +198,23 @@ func TestSnapshotCopyIsOneState(t *testing.T) {
 	}
 	if !bytes.Equal(before, bytesOf()) {
 		t.Error("what was copied has changed")
+	}
+}
+
+// A disk that fills up in the middle of a snapshot costs the snapshot. What was
+// being written is the service's own state, and stays as it is.
+func TestFailedWriteLeavesStateAlone(t *testing.T) {
+	r := sampleRequest(t, 7)
+	want, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := writeForm(io.Discard)
+	f.err = errors.New("no space left on device")
+	formRequest(f, r)
+	got, err := json.Marshal(r)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v, the request is now %s", err, got)
 	}
 }
 
