@@ -11,7 +11,7 @@ import (
 	"github.com/pdgate/pdgate/events"
 )
 
-// What OCSF 1.8.0 requires, from github.com/ocsf/ocsf-schema at tag 1.8.0: of each
+// What OCSF 1.8.0 requires, as read in files of github.com/ocsf/ocsf-schema of about that version (not compared with its tag): of each
 // class (events/base_event.json, includes/classification.json, includes/occurrence.json,
 // events/application/api_activity.json, events/findings/finding.json and
 // data_security_finding.json), and of each object that is written (objects/*.json).
