@@ -43,10 +43,16 @@ type filler struct {
 	failed chan error    // the first failure
 }
 
-// chains are the ends of the filler's histories, from one filler to the next.
+// fillAge is how long ago all that is filled in was, by its own account. The
+// service keeps what ended a short while ago: of a log that grew over weeks that
+// is no more than of a small one, and a fill that takes minutes would leave it a
+// million requests to remember.
+const fillAge = retained + time.Minute
+
+// chains are the ends of the histories in the log, from one filler to the next.
 type chains struct {
 	tenant []smallChain // of fillTenant, by partition
-	ended  []endedAt    // when requests ended
+	ended  []endedAt    // when requests of the load ended
 }
 
 // endedAt counts the requests that ended since the entry before.
@@ -207,7 +213,6 @@ func (f *filler) run(ctx context.Context, n int, told func(ended int)) error {
 				x.mu.Unlock()
 			}
 			if ended > last {
-				f.log.ended = append(f.log.ended, endedAt{now, ended - last})
 				moved, last = now, ended
 				told(ended)
 			} else if now.Sub(moved) > fillPatience {
@@ -250,7 +255,7 @@ func (x *fillNode) enter(what func()) {
 				continue
 			}
 			x.left--
-			l.life.id, l.generation, l.request = newID(x.partition, len(x.f.nodes)), x.f.pages.Add(1), nil
+			l.life.id, l.generation, l.request = newIDAt(time.Now().Add(-fillAge), x.partition, len(x.f.nodes)), x.f.pages.Add(1), nil
 			x.lives[l.id] = l
 		}
 		x.send(l, now)
@@ -321,6 +326,7 @@ func (x *fillNode) Begin() partition.Draft {
 
 // Decide implements partition.Draft.
 func (x *fillNode) Decide(c *events.Command, key string, now time.Time) *events.Event {
+	now = now.Add(-fillAge)
 	l := x.lives[c.Subject]
 	x.facts = x.f.facts
 	x.facts.Now, x.facts.Sender = now, x.f.sender[c.Role]

@@ -205,7 +205,9 @@ func (g *grown) grow(ctx context.Context, p *GrowthPoint) error {
 		p.FillRate = float64(n*len(steps)) / time.Since(begun).Seconds()
 	}
 	p.CatchUpEvents = n * len(steps)
-	return g.down()
+	err = g.down()
+	flush()
+	return err
 }
 
 // registered lets both workers register, and says as what.
@@ -243,6 +245,7 @@ func (g *grown) look(ctx context.Context, p *GrowthPoint) error {
 	}
 	p.ReadSide = time.Since(begun).Seconds()
 
+	flush() // of the read side's file
 	about("throughput and memory")
 	p.Throughput = &Figure{Name: "lifecycle service", Unit: "lifecycles/s"}
 	if err := g.load(ctx, p.Throughput, g.b.Rounds, func() error { return g.memory(ctx, p) }); err != nil {

@@ -192,6 +192,10 @@ func freeDisk(dir string) (int64, error) {
 	return int64(uint64(st.Bavail) * uint64(st.Bsize)), nil
 }
 
+// flush waits until what the system has not written yet is on disk. Otherwise
+// whoever measures fsync next waits for it.
+func flush() { syscall.Sync() }
+
 // sizeOf is the size of the files below dir whose paths have part in them.
 func sizeOf(dir, part string) (n int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"time"
@@ -174,9 +175,16 @@ func (s *site) admits(ctx context.Context) error {
 }
 
 // newID is a request id that lies in the partition.
-func newID(partition, partitions int) string {
+func newID(partition, partitions int) string { return newIDAt(time.Now(), partition, partitions) }
+
+// newIDAt is newID for a request of another time.
+func newIDAt(at time.Time, partition, partitions int) string {
 	for {
-		if id := uuid.Must(uuid.NewV7()).String(); events.PartitionOf(id, partitions) == partition {
+		u := uuid.Must(uuid.NewV7())
+		var ms [8]byte
+		binary.BigEndian.PutUint64(ms[:], uint64(at.UnixMilli()))
+		copy(u[:6], ms[2:])
+		if id := u.String(); events.PartitionOf(id, partitions) == partition {
 			return id
 		}
 	}
