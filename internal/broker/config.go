@@ -33,6 +33,26 @@ type Config struct {
 	Models     []string      // whose work queues workers may read; nil: all of them, of both roles
 	Ring       *keyring.Ring // opened, not loaded: it knows the names
 	Logger     *slog.Logger  // nil: slog.Default()
+
+	// The rest is for a configuration that is written for a server elsewhere.
+	Name    string   // of the server; a cluster wants one
+	Monitor string   // HOST:PORT of the server's health and statistics; empty: none
+	TLS     *TLS     // for clients; nil: none
+	Cluster *Cluster // nil: the server is alone
+}
+
+// TLS names files on the server's machine.
+type TLS struct {
+	Cert, Key string
+	CA        string // signs the other servers' certificates
+}
+
+// Cluster makes several servers one. Its routes are under the TLS of [Config],
+// and each side proves itself.
+type Cluster struct {
+	Name   string
+	Listen string   // HOST:PORT for the other servers
+	Routes []string // HOST:PORT of all servers; the own one may be among them
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -50,6 +70,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("broker: StoreDir is empty")
 	case c.Ring == nil:
 		return c, fmt.Errorf("broker: Ring is nil")
+	case c.Cluster != nil && (c.Name == "" || c.Cluster.Name == "" || c.Cluster.Listen == ""):
+		return c, fmt.Errorf("broker: a server of a cluster wants a Name, and the cluster a Name and a Listen")
 	case c.Port < -1 || c.Port > 65535:
 		return c, fmt.Errorf("broker: port %d is out of range", c.Port)
 	case c.Durability != FsyncAlways && c.Durability != FsyncInterval:
@@ -80,7 +102,9 @@ func (c Config) Text() (string, error) {
 	if c.Durability == FsyncAlways {
 		b.WriteString("  sync_interval: always\n")
 	}
-	b.WriteString("}\naccounts {\n")
+	b.WriteString("}\n")
+	c.writePeers(&b)
+	b.WriteString("accounts {\n")
 	for _, a := range []struct {
 		name account
 		head string
@@ -114,6 +138,32 @@ func (c Config) Text() (string, error) {
 	}
 	b.WriteString("}\n")
 	return b.String(), nil
+}
+
+// writePeers writes what a server of several has beside its accounts.
+func (c Config) writePeers(b *strings.Builder) {
+	if c.Name != "" {
+		fmt.Fprintf(b, "server_name: %s\n", quote(c.Name))
+	}
+	if c.Monitor != "" {
+		fmt.Fprintf(b, "http: %s\n", quote(c.Monitor))
+	}
+	files := func(more string) string {
+		if c.TLS == nil {
+			return ""
+		}
+		return fmt.Sprintf("tls { cert_file: %s, key_file: %s, ca_file: %s, timeout: 5%s }\n", quote(c.TLS.Cert), quote(c.TLS.Key), quote(c.TLS.CA), more)
+	}
+	b.WriteString(files(""))
+	if c.Cluster == nil {
+		return
+	}
+	routes := make([]string, len(c.Cluster.Routes))
+	for i, r := range c.Cluster.Routes {
+		routes[i] = "nats://" + r
+	}
+	fmt.Fprintf(b, "cluster {\n  name: %s\n  listen: %s\n  no_advertise: true\n  routes: [%s]\n  %s}\n",
+		quote(c.Cluster.Name), quote(c.Cluster.Listen), list(routes), files(", verify: true"))
 }
 
 func quote(s string) string { return strconv.Quote(s) }

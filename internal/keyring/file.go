@@ -39,9 +39,9 @@ func readPrivate(path string) ([]byte, error) {
 	return b, nil
 }
 
-// writeOnce creates path with the content, durably and all at once. A file that
+// WriteOnce creates path with the content, durably and all at once. A file that
 // is there already stays, and the error is fs.ErrExist.
-func writeOnce(path string, b []byte, mode os.FileMode) error {
+func WriteOnce(path string, b []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, ".new-*")
 	if err != nil {
@@ -100,7 +100,7 @@ func (r *Ring) writePublic(name, private string, key ed25519.PublicKey) error {
 	if have, err := r.readPublic(name); err == nil && have.Equal(key) {
 		return nil
 	}
-	err = writeOnce(path, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o644)
+	err = WriteOnce(path, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o644)
 	if !errors.Is(err, fs.ErrExist) {
 		return err
 	}

@@ -90,6 +90,19 @@ func (r *Ring) Names() Names { return r.names }
 // to other NATS tools.
 func (r *Ring) Path(u User) string { return filepath.Join(r.dir, string(u)+".nk") }
 
+// CAFile is the certificate that signs those of the NATS servers, where they have
+// TLS.
+const CAFile = "ca.pem"
+
+// CA is the path of [CAFile]; "" where the ring has none.
+func (r *Ring) CA() string {
+	path := filepath.Join(r.dir, CAFile)
+	if _, err := os.Stat(path); err != nil {
+		return ""
+	}
+	return path
+}
+
 // Option makes a NATS connection one of u: it signs the server's nonce, and
 // listens for answers under u's own inbox prefix.
 func (r *Ring) Option(u User) (nats.Option, error) {
@@ -231,7 +244,7 @@ func (r *Ring) file(name string, make func() ([]byte, error)) ([]byte, error) {
 		if b, err = make(); err != nil {
 			return nil, fmt.Errorf("make key %s: %w", path, err)
 		}
-		if err = writeOnce(path, b, 0o600); errors.Is(err, fs.ErrExist) {
+		if err = WriteOnce(path, b, 0o600); errors.Is(err, fs.ErrExist) {
 			b, err = readPrivate(path)
 		}
 	}

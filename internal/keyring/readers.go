@@ -62,7 +62,7 @@ func (r *Ring) firstReader(path string) error {
 		return err
 	}
 	list := "# NAME SHA-256-OF-TOKEN; printf %s \"$TOKEN\" | sha256sum\n" + firstReader + " " + hexSum(trim(token)) + "\n"
-	if err := writeOnce(path, []byte(list), 0o600); !errors.Is(err, os.ErrExist) {
+	if err := WriteOnce(path, []byte(list), 0o600); !errors.Is(err, os.ErrExist) {
 		return err
 	}
 	return nil

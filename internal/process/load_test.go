@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,7 +57,10 @@ type load struct {
 	all []outcome // guarded by mu
 }
 
-func newLoad(t *testing.T, gateways map[string]string) *load {
+func newLoad(t *testing.T, gateways map[string]string) *load { return newLoadOver(t, gateways, nil) }
+
+// newLoadOver is newLoad for gateways whose certificates the pool vouches for.
+func newLoadOver(t *testing.T, gateways map[string]string, roots *x509.CertPool) *load {
 	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("load: seed %d", seed)
@@ -63,7 +68,7 @@ func newLoad(t *testing.T, gateways map[string]string) *load {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := &http.Transport{MaxIdleConnsPerHost: inFlight}
+	transport := &http.Transport{MaxIdleConnsPerHost: inFlight, TLSClientConfig: &tls.Config{RootCAs: roots}}
 	l := &load{t: t, http: gateways, engine: eng, client: &http.Client{Transport: transport, Timeout: 2 * time.Minute}}
 	ctx, stop := context.WithCancel(context.Background())
 	l.stop = stop
@@ -85,6 +90,9 @@ func newLoad(t *testing.T, gateways map[string]string) *load {
 		stop()
 		l.wg.Wait()
 		transport.CloseIdleConnections()
+		if t.Failed() {
+			t.Log(summary(l.all))
+		}
 	})
 	return l
 }

@@ -33,6 +33,7 @@ type Config struct {
 	Timeouts     statemachine.Timeouts // zero fields: the defaults of statemachine.Timeouts
 	Guards       statemachine.Guards   // the zero value: all on
 	QueueLimit   int                   // most requests of a model that wait for prefill; 0: no limit
+	Replicas     int                   // NATS servers that hold the work queues; 0: 1
 	Logger       *slog.Logger          // nil: nothing is logged
 
 	// BootQuiet is how long a replica listens for others before it claims its
@@ -67,6 +68,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("lifecycle: the log key has %d bytes, want at least %d", len(c.LogKey), minSecret)
 	case c.QueueLimit < 0:
 		return c, errors.New("lifecycle: the queue limit is negative")
+	case c.Replicas < 0:
+		return c, errors.New("lifecycle: the number of replicas of the work queues is negative")
 	case c.BootQuiet < 0 || c.SnapshotEvery < 0:
 		return c, errors.New("lifecycle: BootQuiet and SnapshotEvery are 0 or more")
 	}

@@ -150,7 +150,10 @@ func (d *dispatcher) streamConfig() jetstream.StreamConfig {
 		Retention:   jetstream.WorkQueuePolicy,
 		Storage:     jetstream.MemoryStorage,
 		Discard:     jetstream.DiscardNew,
-		Duplicates:  workDedupe,
+		// One copy would be gone with its server, and could not even be made again
+		// while the cluster waits for that one to come back.
+		Replicas:   max(1, d.svc.cfg.Replicas),
+		Duplicates: workDedupe,
 		// An item outlives its request's deadline for nothing.
 		MaxAge: max(2*d.svc.cfg.Timeouts.Request, time.Hour),
 	}
@@ -171,6 +174,9 @@ func (d *dispatcher) ensure(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", events.WorkStream, err)
+	}
+	if have, want := s.CachedInfo().Config.Replicas, max(1, d.svc.cfg.Replicas); have < want {
+		return fmt.Errorf("stream %s: it has %d replicas, want %d: work would stop with one server; run, as the user admin, nats stream rm %s in account WORK: it is made again", events.WorkStream, have, want, events.WorkStream)
 	}
 	created := s.CachedInfo().Created
 	anew := !created.Equal(d.created)

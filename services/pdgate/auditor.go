@@ -102,6 +102,8 @@ func (a *app) auditorCommand() *cobra.Command {
 	var r remote
 	var p auditorPart
 	var address, policy, hold string
+	var adm adminFlags
+	var https tlsFlags
 	c := &cobra.Command{
 		Use:   "auditor",
 		Short: "Run an auditor: it keeps the log as a signed Merkle tree",
@@ -112,11 +114,19 @@ directory of its own, and one of them signs. Keys: auditor.nk, auditor-bus.nk, l
 audit.pem, audit-readers.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, _, err := splitListen("audit-listen", address)
-			err = firstOf(checkName("name", p.name), err, atLeast("replicas", p.replicas, 1), p.settings(hold, policy))
+			err = firstOf(checkName("name", p.name), err, atLeast("replicas", p.replicas, 1), p.settings(hold, policy), adm.check())
 			if err != nil {
 				return &usageError{err, cmd}
 			}
 			ring, err := a.load(&r)
+			if err != nil {
+				return err
+			}
+			secure, err := https.config()
+			if err != nil {
+				return &usageError{err, cmd}
+			}
+			admin, _, err := a.admin(&adm)
 			if err != nil {
 				return err
 			}
@@ -126,20 +136,23 @@ audit.pem, audit-readers.`,
 			}
 			defer l.Close()
 			p.dir = filepath.Join(a.data, "auditor", p.name)
-			url := "http://" + l.Addr().String()
+			l, url := wrapTLS(l, secure)
+			url += l.Addr().String()
 			remove, err := publishURL(a.data, auditorURLFile, url)
 			if err != nil {
 				return err
 			}
 			defer remove()
 			a.log.Info("auditor listens", "url", url)
-			return supervise(cmd.Context(), []part{{"auditor", func(ctx context.Context) error {
+			return supervise(cmd.Context(), admin, []part{{"auditor", func(ctx context.Context) error {
 				return p.run(ctx, l, a.dialer(&r, ring), ring, a.log)
 			}}})
 		},
 	}
 	f := c.Flags()
 	r.add(f)
+	adm.add(f)
+	https.add(f)
 	f.StringVar(&p.name, "name", "au1", "name of the replica")
 	f.StringVar(&address, "audit-listen", "127.0.0.1:8090", "address that the read API listens on")
 	f.StringVar(&p.origin, "origin", "", "name of a log that does not exist yet, a URL without scheme (default: pdgate.local/ and random digits); an existing log keeps its own")

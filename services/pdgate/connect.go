@@ -17,10 +17,12 @@ import (
 type remote struct {
 	url  string
 	keys string
+	ca   string
 }
 
 func (r *remote) add(f *pflag.FlagSet) {
 	f.StringVar(&r.url, "nats-url", "", "NATS server (default: the one that runs on the data directory, or "+nats.DefaultURL+")")
+	f.StringVar(&r.ca, "nats-ca", "", "certificate authority of the NATS server's TLS (default: "+keyring.CAFile+" in the key directory, if it is there)")
 	f.StringVar(&r.keys, "keys", "", "key directory (default: keys in the data directory)")
 }
 
@@ -52,5 +54,9 @@ func (a *app) connect(ctx context.Context, r *remote, ring *keyring.Ring, u keyr
 	if url == "" {
 		url = nats.DefaultURL
 	}
-	return natsclient.Connect(ctx, natsclient.Config{URL: url, Ring: ring, User: u, Timeout: timeout, Logger: a.log})
+	ca := r.ca
+	if ca == "" {
+		ca = ring.CA()
+	}
+	return natsclient.Connect(ctx, natsclient.Config{URL: url, Ring: ring, User: u, CA: ca, Timeout: timeout, Logger: a.log})
 }

@@ -16,6 +16,8 @@ func (a *app) gatewayCommand() *cobra.Command {
 		eng             engineFlags
 		p               gatewayPart
 		address, tenant string
+		adm             adminFlags
+		https           tlsFlags
 	)
 	c := &cobra.Command{
 		Use:   "gateway",
@@ -24,7 +26,7 @@ func (a *app) gatewayCommand() *cobra.Command {
 gateway-<name>.nk and digest-secret.key. Its engine flags must be those of the
 workers: it counts tokens as they will.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := firstOf(checkName("name", p.name), eng.check(), checkDuration("drain", p.drain))
+			err := firstOf(checkName("name", p.name), eng.check(), checkDuration("drain", p.drain), adm.check())
 			if err == nil {
 				p.engine, err = eng.config(0)
 			}
@@ -44,12 +46,22 @@ workers: it counts tokens as they will.`,
 			if p.tenants, err = gateway.LoadTenants(tenant); err != nil {
 				return err
 			}
+			secure, err := https.config()
+			if err != nil {
+				return &usageError{err, cmd}
+			}
+			admin, ready, err := a.admin(&adm)
+			if err != nil {
+				return err
+			}
+			p.admin = ready
 			l, err := listen(address)
 			if err != nil {
 				return err
 			}
 			defer l.Close()
-			url := "http://" + l.Addr().String()
+			l, url := wrapTLS(l, secure)
+			url += l.Addr().String()
 			remove := func() {}
 			defer func() { remove() }()
 			p.ready = func() (err error) {
@@ -60,7 +72,7 @@ workers: it counts tokens as they will.`,
 				a.log.Info("gateway is ready", "url", url)
 				return nil
 			}
-			return supervise(cmd.Context(), []part{{"gateway", func(ctx context.Context) error {
+			return supervise(cmd.Context(), admin, []part{{"gateway", func(ctx context.Context) error {
 				return p.run(ctx, l, a.dialer(&r, ring), ring, a.log)
 			}}})
 		},
@@ -68,6 +80,8 @@ workers: it counts tokens as they will.`,
 	f := c.Flags()
 	r.add(f)
 	eng.add(f)
+	adm.add(f)
+	https.add(f)
 	f.StringVar(&p.name, "name", "gw1", "name of the gateway")
 	f.StringVar(&address, "listen", "127.0.0.1:8080", "address to listen on")
 	f.StringVar(&tenant, "tenants", "", "tenants file (default: tenants.yaml in the data directory)")

@@ -15,6 +15,7 @@ import (
 func (a *app) lifecycleCommand() *cobra.Command {
 	var r remote
 	var p lifecyclePart
+	var adm adminFlags
 	c := &cobra.Command{
 		Use:   "lifecycle",
 		Short: "Run a lifecycle replica",
@@ -22,7 +23,7 @@ func (a *app) lifecycleCommand() *cobra.Command {
 elsewhere. Any number of replicas may run; each needs a name of its own. Keys:
 lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0))
+			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0), adm.check())
 			if err == nil && p.partitions > events.MaxPartitions {
 				err = fmt.Errorf("partitions %d: want at most %d", p.partitions, events.MaxPartitions)
 			}
@@ -34,16 +35,22 @@ lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 				return err
 			}
 			p.stateDir = filepath.Join(a.data, "lifecycle", p.name)
-			return supervise(cmd.Context(), []part{{"lifecycle", func(ctx context.Context) error {
+			admin, ready, err := a.admin(&adm)
+			if err != nil {
+				return err
+			}
+			p.ready = ready
+			return supervise(cmd.Context(), admin, []part{{"lifecycle", func(ctx context.Context) error {
 				return p.run(ctx, a.dialer(&r, ring), ring, a.log)
 			}}})
 		},
 	}
 	f := c.Flags()
 	r.add(f)
+	adm.add(f)
 	f.StringVar(&p.name, "name", "lc1", "name of the replica")
 	f.IntVar(&p.partitions, "partitions", 0, "partitions of a log that does not exist yet (0: the default); an existing log keeps its own")
-	f.IntVar(&p.replicas, "replicas", 1, "NATS servers that must hold the log")
+	f.IntVar(&p.replicas, "replicas", 1, "NATS servers that must hold the log and the work queues")
 	f.IntVar(&p.queueLimit, "queue-limit", 1024, "most requests of a model that wait for prefill (0: no limit)")
 	return c
 }

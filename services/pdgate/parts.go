@@ -23,6 +23,7 @@ import (
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
 	"github.com/pdgate/pdgate/internal/keyring"
+	"github.com/pdgate/pdgate/internal/telemetry"
 	"github.com/pdgate/pdgate/services/gateway"
 	"github.com/pdgate/pdgate/services/lifecycle"
 	"github.com/pdgate/pdgate/services/lifecycle/client"
@@ -79,6 +80,7 @@ type lifecyclePart struct {
 	timeouts   statemachine.Timeouts
 	guards     statemachine.Guards
 	quiet      time.Duration
+	ready      *telemetry.Readiness // nil: nobody asks
 }
 
 func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
@@ -115,11 +117,12 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	defer j.Close()
 	svc, err := lifecycle.New(lifecycle.Config{
 		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
-		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, BootQuiet: p.quiet, Logger: log,
+		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, Replicas: p.replicas, BootQuiet: p.quiet, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
+	p.ready.Watch("lifecycle "+p.name, svc.Ready())
 	return svc.Run(ctx)
 }
 
@@ -177,7 +180,8 @@ type gatewayPart struct {
 	guards  gateway.Guards
 	hooks   hooks
 	drain   time.Duration
-	ready   func() error // called when it is subscribed; nil: nobody waits
+	admin   *telemetry.Readiness // nil: nobody asks
+	ready   func() error         // called when it is subscribed; nil: nobody waits
 }
 
 func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *keyring.Ring, log *slog.Logger) error {
@@ -207,6 +211,7 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 	if err != nil {
 		return err
 	}
+	p.admin.Watch("gateway "+p.name, g.Ready())
 	// One ends the other: a gateway that lost its connection must not go on to
 	// accept, and a closed listener leaves nothing to serve.
 	ctx, cancel := context.WithCancel(ctx)
@@ -245,6 +250,7 @@ type workerPart struct {
 	concurrency int
 	guards      guards
 	hooks       hooks
+	ready       *telemetry.Readiness // nil: nobody asks
 }
 
 // run starts the worker, and again with an empty pool and a new boot epoch each
@@ -310,6 +316,7 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	if err != nil {
 		return err
 	}
+	p.ready.Watch("worker "+p.name, w.Ready())
 	if p.hooks.worker != nil {
 		p.hooks.worker(p.name, w, pool)
 	}

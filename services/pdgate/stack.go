@@ -17,6 +17,7 @@ import (
 	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/internal/natsclient"
+	"github.com/pdgate/pdgate/internal/telemetry"
 	"github.com/pdgate/pdgate/services/gateway"
 	"github.com/pdgate/pdgate/statemachine"
 )
@@ -45,6 +46,8 @@ type stack struct {
 	hooks        hooks
 	drain        time.Duration
 	readyTimeout time.Duration
+	admin        []part               // how the process is watched
+	ready        *telemetry.Readiness // what /ready waits for; nil: nobody asks
 	log          *slog.Logger
 }
 
@@ -106,7 +109,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	for i := range max(1, s.lifecycles) {
 		life := lifecyclePart{
 			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit,
-			timeouts: s.timeouts, guards: s.guards.machine,
+			timeouts: s.timeouts, guards: s.guards.machine, ready: s.ready,
 		}
 		if i > 0 {
 			life.stateDir += fmt.Sprintf("-%d", i+1)
@@ -135,14 +138,14 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		}
 		defer l.Close()
 		e.all = append(e.all, "http://"+l.Addr().String())
-		gate := gatewayPart{name: name, tenants: tenants, engine: s.engine, guards: s.guards.gateway, hooks: s.hooks, drain: s.drain,
+		gate := gatewayPart{name: name, tenants: tenants, engine: s.engine, guards: s.guards.gateway, hooks: s.hooks, drain: s.drain, admin: s.ready,
 			ready: func() error { subscribed <- struct{}{}; return nil }}
 		gates = append(gates, part{"gateway", func(ctx context.Context) error { return gate.run(ctx, l, dial, ring, s.log) }})
 	}
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for _, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks, ready: s.ready}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}
@@ -157,7 +160,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		}
 		return errUsed
 	}}
-	err = supervise(ctx, []part{{"nats", b.Wait}}, lives, workers, append(gates, user))
+	err = supervise(ctx, append([]part{{"nats", b.Wait}}, s.admin...), lives, workers, append(gates, user))
 	if errors.Is(err, errUsed) {
 		return nil
 	}

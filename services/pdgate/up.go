@@ -21,6 +21,7 @@ func (a *app) upCommand() *cobra.Command {
 		natsListen, durability  string
 		prefillPool, decodePool int
 		s                       stack
+		adm                     adminFlags
 	)
 	c := &cobra.Command{
 		Use:   "up",
@@ -39,7 +40,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
 			}
 			err = firstOf(err, checkDurability("durability", durability), eng.check(),
-				atLeast("concurrency", s.concurrency, 0), atLeast("queue-limit", s.queueLimit, 0))
+				atLeast("concurrency", s.concurrency, 0), atLeast("queue-limit", s.queueLimit, 0), adm.check())
 			if err == nil {
 				s.engine, err = eng.config(prefillPool)
 			}
@@ -50,6 +51,9 @@ process, with keys and log in the data directory. It prints a curl line that wor
 				return &usageError{err, cmd}
 			}
 			started := time.Now()
+			if s.admin, s.ready, err = a.admin(&adm); err != nil {
+				return err
+			}
 			s.dir, s.log = a.data, a.log
 			s.durability = broker.Durability(durability)
 			s.prefillPool, s.decodePool = prefillPool, decodePool
@@ -73,6 +77,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	}
 	f := c.Flags()
 	eng.add(f)
+	adm.add(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address that the gateway listens on")
 	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
@@ -118,12 +123,16 @@ func demoTenants(dir string) (*gateway.Tenants, error) {
 		if err := writeFile(filepath.Join(dir, "keys", demoKeyFile), key+"\n"); err != nil {
 			return nil, err
 		}
-		text := "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: demo\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
-		if err := writeFile(path, text); err != nil {
+		if err := writeFile(path, firstTenants(digest)); err != nil {
 			return nil, err
 		}
 	}
 	return gateway.LoadTenants(path)
+}
+
+// firstTenants is a tenants file with a demo tenant.
+func firstTenants(digest string) string {
+	return "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: demo\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
 }
 
 // dataFlag is the flag by which another command finds the same directory.

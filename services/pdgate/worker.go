@@ -15,6 +15,7 @@ func (a *app) workerCommand() *cobra.Command {
 		eng  engineFlags
 		p    workerPart
 		role string
+		adm  adminFlags
 	)
 	c := &cobra.Command{
 		Use:   "worker --role prefill|decode",
@@ -37,7 +38,7 @@ an address that decode workers reach.`,
 				pool = p.poolTokens
 			}
 			err := firstOf(checkName("name", p.name), eng.check(), atLeast("pool-tokens", p.poolTokens, 1), atLeast("concurrency", p.concurrency, 0),
-				checkDataPlane("listen-kv", p.listen), checkDataPlane("advertise-kv", p.advertise))
+				checkDataPlane("listen-kv", p.listen), checkDataPlane("advertise-kv", p.advertise), adm.check())
 			if err == nil {
 				p.engine, err = eng.config(pool)
 			}
@@ -58,7 +59,12 @@ an address that decode workers reach.`,
 				}
 				p.listen = dataPlane(dir, p.name)
 			}
-			return supervise(cmd.Context(), []part{{role + " worker " + p.name, func(ctx context.Context) error {
+			admin, ready, err := a.admin(&adm)
+			if err != nil {
+				return err
+			}
+			p.ready = ready
+			return supervise(cmd.Context(), admin, []part{{role + " worker " + p.name, func(ctx context.Context) error {
 				return p.run(ctx, a.dialer(&r, ring), ring, a.log)
 			}}})
 		},
@@ -66,6 +72,7 @@ an address that decode workers reach.`,
 	f := c.Flags()
 	r.add(f)
 	eng.add(f)
+	adm.add(f)
 	f.StringVar(&role, "role", "", "prefill or decode")
 	f.StringVar(&p.name, "name", "", "name of the worker (default: p1 or d1)")
 	f.IntVar(&p.poolTokens, "pool-tokens", 131_072, "KV pool, in tokens")
