@@ -133,8 +133,7 @@ func TestDisclosures(t *testing.T) {
 }
 
 // TestDisclosureTamperings changes what a bundle discloses, with a manifest that
-// agrees. The last two remove what the check rests on, and are not found: a
-// digest holds its value, and nothing else does.
+// agrees.
 func TestDisclosureTamperings(t *testing.T) {
 	p := newPersonalLog(t)
 	edit := func(f func(lines [][]byte) [][]byte) []byte {

@@ -54,7 +54,7 @@ func seal(key events.DigestKey, tenant string, fields []events.Disclosure) ([]by
 // open reads a stored message of a tenant.
 func open(key events.DigestKey, tenant string, b []byte) ([]events.Disclosure, error) {
 	var m message
-	if err := json.Unmarshal(b, &m); err != nil {
+	if err := json.Unmarshal(b, &m); err != nil || len(m.Fields) == 0 {
 		return nil, ErrSealed
 	}
 	gcm := box(key, m.Event)

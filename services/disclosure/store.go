@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -118,17 +117,6 @@ func (s *Store) find(ctx context.Context) (bool, error) {
 	}
 	s.stream = st
 	return true, nil
-}
-
-// Tenant says whose the stored disclosures of a request are; "" where there are
-// none.
-func (s *Store) Tenant(ctx context.Context, requestID string) (string, error) {
-	m, err := s.next(ctx, 1, events.DisclosureSubject("*", requestID))
-	if m == nil || err != nil {
-		return "", err
-	}
-	tenant := strings.TrimPrefix(m.Subject, strings.TrimSuffix(events.DisclosureAll, ">"))
-	return strings.TrimSuffix(tenant, "."+requestID), nil
 }
 
 // Get opens the disclosures of a request. What does not open is passed over;

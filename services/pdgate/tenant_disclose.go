@@ -114,6 +114,9 @@ func admissionOf(ctx context.Context, c *client.Client, id string) (*events.Requ
 	return nil, "", fmt.Errorf("request %s was not admitted: nothing is digested of it", id)
 }
 
+// errKeyGone means that a request's key is not the tenant's any more.
+var errKeyGone = errors.New("it was erased, or lies elsewhere")
+
 // keyUnder is the key that a request was admitted under, from the key directory.
 func keyUnder(ring *keyring.Ring, tenant, fingerprint string) (events.DigestKey, error) {
 	if fingerprint == "" {
@@ -123,9 +126,9 @@ func keyUnder(ring *keyring.Ring, tenant, fingerprint string) (events.DigestKey,
 	key, err := ring.TenantKey(tenant)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return key, fmt.Errorf("key %s of tenant %s is not in %s: it was erased, or lies elsewhere", fingerprint, tenant, ring.Dir())
+		return key, fmt.Errorf("key %s of tenant %s is not in %s: %w", fingerprint, tenant, ring.Dir(), errKeyGone)
 	case err == nil && key.Fingerprint != fingerprint:
-		return key, fmt.Errorf("key %s of tenant %s is gone: the tenant has key %s now", fingerprint, tenant, key.Fingerprint)
+		return key, fmt.Errorf("key %s of tenant %s is not in %s, which has key %s: %w", fingerprint, tenant, ring.Dir(), key.Fingerprint, errKeyGone)
 	}
 	return key, err
 }
