@@ -112,7 +112,11 @@ func (a *app) addTenant(ring *keyring.Ring, file string, t gateway.Tenant) error
 		_, err = fmt.Fprintf(a.stdout, "tenant   %s\nkey      %s in %s\nAPI keys and limits stay as they are in %s\n", t.Name, key.Fingerprint, ring.TenantKeyPath(t.Name), file)
 		return err
 	}
-	if err := writeFile(file, string(text)); err != nil {
+	mode := fs.FileMode(0o600)
+	if fi, err := os.Stat(file); err == nil {
+		mode = fi.Mode().Perm() // the gateway may be another user
+	}
+	if err := errors.Join(writeFile(file, string(text)), os.Chmod(file, mode)); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(a.stdout, "tenant   %s\nkey      %s in %s; copy it to each machine of lifecycle and gateways\nAPI key  %s\n         which is kept nowhere: hand it out now\n",
