@@ -17,7 +17,9 @@ var want = map[string]string{
 	"name":     "want 1 to 64 letters, digits, '-', '_', ':' or '/'",
 	"model":    "want 1 to 64 letters, digits, '-', '_', ':', '/', or single '.' inside",
 	"request":  "want a UUIDv7 in lower case",
-	"digest":   "want \"hmac-sha256:\" and 64 hex digits in lower case",
+	"digest":   "want \"hmac-sha256-kind:\", or \"hmac-sha256:\", and 64 hex digits in lower case",
+	"personal": "want \"sha256-salted:\" and 64 hex digits in lower case",
+	"keyname":  "want the fingerprint of a tenant's key: 16 hex digits in lower case",
 	"kvdigest": "want \"kvsum64:\" and 16, or \"hmac-sha256:\" and 64, hex digits in lower case",
 	"key":      "want an Ed25519 public key: 32 bytes in base64 with padding",
 	"hex32":    "want 64 hex digits in lower case",
@@ -57,9 +59,20 @@ func isHex(s string, digits int) bool {
 func isRequest(s string) bool { _, err := RequestTime(s); return err == nil }
 
 func isDigest(s string) bool {
-	hex, ok := strings.CutPrefix(s, "hmac-sha256:")
+	hex, ok := strings.CutPrefix(s, prefixKind)
+	if !ok {
+		hex, ok = strings.CutPrefix(s, prefixKeyed)
+	}
 	return ok && isHex(hex, 64)
 }
+
+func isSalted(s string) bool {
+	hex, ok := strings.CutPrefix(s, prefixSalted)
+	return ok && isHex(hex, 64)
+}
+
+// isPersonal takes the digests of older gateways too, which are keyed.
+func isPersonal(s string) bool { return isSalted(s) || isDigest(s) }
 
 func isKVDigest(s string) bool {
 	hex, ok := strings.CutPrefix(s, "kvsum64:")

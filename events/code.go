@@ -18,6 +18,7 @@ const (
 	CodeNoWorker          Code = "no_live_worker"  // no node serves this model now
 	CodeEngineRefused     Code = "engine_refused"  // the engine said no, for a reason of its own
 	CodeForbidden         Code = "forbidden"       // the principal's role may not do this
+	CodeTenantErased      Code = "tenant_erased"   // the tenant's key was destroyed, and no other was made
 	CodeForbiddenField    Code = "forbidden_field" // a client sent an engine-internal field
 	CodeNotFound          Code = "not_found"
 )
@@ -41,6 +42,7 @@ const (
 	CodePageGeneration     Code = "page_generation"
 	CodePageOwner          Code = "page_owner"
 	CodeTenantMismatch     Code = "tenant_mismatch"
+	CodeTenantKey          Code = "tenant_key_mismatch" // gateway and lifecycle hold different keys of the tenant
 	CodeFinishReason       Code = "finish_reason"
 	CodeGrantSignature     Code = "grant_signature"
 	CodeMalformed          Code = "malformed"
@@ -65,10 +67,10 @@ const (
 
 var codeStatus = map[Code]int{
 	CodeContextLength: 400, CodeInvalidRequest: 400, CodeForbiddenField: 400, CodeMalformed: 400,
-	CodeInvalidAPIKey: 401, CodeForbidden: 403, CodeModelNotFound: 404, CodeNotFound: 404,
+	CodeInvalidAPIKey: 401, CodeForbidden: 403, CodeTenantErased: 403, CodeModelNotFound: 404, CodeNotFound: 404,
 	CodeUnknownRequest: 404, CodeRateLimit: 429, CodeTenantConcurrency: 429,
 	CodeModelQuarantined: 503, CodeOverloaded: 503, CodeNoWorker: 503, CodeBackpressure: 503,
-	CodeUnavailable: 503, CodeEngineRefused: 400,
+	CodeUnavailable: 503, CodeTenantKey: 503, CodeEngineRefused: 400,
 
 	CodeIllegalState: 409, CodeStaleRequestID: 409, CodeTokenCountMismatch: 409,
 	CodeDigestMismatch: 409, CodeReferenceMismatch: 409, CodeLeaseOver: 409, CodeGrantEpoch: 409,

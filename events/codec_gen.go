@@ -65,6 +65,18 @@ func (v *Admit) appendJSON(b []byte) ([]byte, error) {
 			return b, wrong("label", wantText)
 		}
 	}
+	if v.User != "" {
+		b = append(b, `,"user":`...)
+		if b, ok = appendString(b, v.User); !ok {
+			return b, wrong("user", wantText)
+		}
+	}
+	if v.TenantKey != "" {
+		b = append(b, `,"tenant_key":`...)
+		if b, ok = appendString(b, v.TenantKey); !ok {
+			return b, wrong("tenant_key", wantText)
+		}
+	}
 	if v.TimeoutMS != 0 {
 		b = append(b, `,"timeout_ms":`...)
 		if v.TimeoutMS < 0 {
@@ -75,7 +87,7 @@ func (v *Admit) appendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-var admitFields = []string{"tenant", "tenant_limit", "model", "prompt_tokens", "max_tokens", "prompt_digest", "stream", "group", "choice", "label", "timeout_ms"}
+var admitFields = []string{"tenant", "tenant_limit", "model", "prompt_tokens", "max_tokens", "prompt_digest", "stream", "group", "choice", "label", "user", "tenant_key", "timeout_ms"}
 
 func (v *Admit) readJSON(p *parser) {
 	var o object
@@ -126,8 +138,18 @@ func (v *Admit) readJSON(p *parser) {
 				v.Label = p.string()
 				p.present(v.Label != "")
 			}
-		case "timeout_ms":
+		case "user":
 			if p.field(&o, 10) {
+				v.User = p.string()
+				p.present(v.User != "")
+			}
+		case "tenant_key":
+			if p.field(&o, 11) {
+				v.TenantKey = p.string()
+				p.present(v.TenantKey != "")
+			}
+		case "timeout_ms":
+			if p.field(&o, 12) {
 				v.TimeoutMS = int64(p.uint(math.MaxInt64))
 				p.present(v.TimeoutMS != 0)
 			}
@@ -157,8 +179,14 @@ func (v *Admit) check() error {
 	if v.Group != "" && !isRequest(v.Group) {
 		return wrong("group", want["request"])
 	}
-	if v.Label != "" && !isDigest(v.Label) {
-		return wrong("label", want["digest"])
+	if v.Label != "" && !isPersonal(v.Label) {
+		return wrong("label", want["personal"])
+	}
+	if v.User != "" && !isPersonal(v.User) {
+		return wrong("user", want["personal"])
+	}
+	if v.TenantKey != "" && !isHex(v.TenantKey, 16) {
+		return wrong("tenant_key", want["keyname"])
 	}
 	return nil
 }
@@ -1070,6 +1098,57 @@ func (v *Restore) check() error {
 	return nil
 }
 
+func (v *Erase) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"tenant_key":`...)
+	if b, ok = appendString(b, v.TenantKey); !ok {
+		return b, wrong("tenant_key", wantText)
+	}
+	if v.By != "" {
+		b = append(b, `,"by":`...)
+		if b, ok = appendString(b, v.By); !ok {
+			return b, wrong("by", wantText)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var eraseFields = []string{"tenant_key", "by"}
+
+func (v *Erase) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "tenant_key":
+			if p.field(&o, 0) {
+				v.TenantKey = p.string()
+			}
+		case "by":
+			if p.field(&o, 1) {
+				v.By = p.string()
+				p.present(v.By != "")
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0x1, eraseFields)
+}
+
+func (v *Erase) check() error {
+	if !isHex(v.TenantKey, 16) {
+		return wrong("tenant_key", want["keyname"])
+	}
+	if v.By != "" && !ValidName(v.By) {
+		return wrong("by", want["name"])
+	}
+	return nil
+}
+
 func (v *Audit) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -1614,6 +1693,10 @@ func (v *AdmissionFacts) appendJSON(b []byte) ([]byte, error) {
 	b = appendInt(b, int64(v.TenantLimit))
 	b = append(b, `,"quarantined":`...)
 	b = strconv.AppendBool(b, v.Quarantined)
+	if v.TenantErased {
+		b = append(b, `,"tenant_erased":`...)
+		b = strconv.AppendBool(b, v.TenantErased)
+	}
 	b = append(b, `,"policy":`...)
 	if b, ok = appendString(b, v.Policy); !ok {
 		return b, wrong("policy", wantText)
@@ -1621,7 +1704,7 @@ func (v *AdmissionFacts) appendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-var admissionFactsFields = []string{"context_tokens", "max_input_tokens", "max_decode_tokens", "prefill_nodes", "decode_nodes", "queue_depth", "queue_limit", "tenant_open", "tenant_limit", "quarantined", "policy"}
+var admissionFactsFields = []string{"context_tokens", "max_input_tokens", "max_decode_tokens", "prefill_nodes", "decode_nodes", "queue_depth", "queue_limit", "tenant_open", "tenant_limit", "quarantined", "tenant_erased", "policy"}
 
 func (v *AdmissionFacts) readJSON(p *parser) {
 	var o object
@@ -1667,15 +1750,20 @@ func (v *AdmissionFacts) readJSON(p *parser) {
 			if p.field(&o, 9) {
 				v.Quarantined = p.bool()
 			}
-		case "policy":
+		case "tenant_erased":
 			if p.field(&o, 10) {
+				v.TenantErased = p.bool()
+				p.present(v.TenantErased)
+			}
+		case "policy":
+			if p.field(&o, 11) {
 				v.Policy = p.string()
 			}
 		default:
 			p.unknown(&o)
 		}
 	}
-	p.close(&o, 0x7ff, admissionFactsFields)
+	p.close(&o, 0xbff, admissionFactsFields)
 }
 
 func (v *AdmissionFacts) scanJSON(p *scan) {
@@ -1700,6 +1788,10 @@ func (v *AdmissionFacts) scanJSON(p *scan) {
 	v.TenantLimit = int(p.uint())
 	p.lit(`,"quarantined":`)
 	v.Quarantined = p.bool()
+	if p.has(`,"tenant_erased":`) {
+		p.lit("true")
+		v.TenantErased = true
+	}
 	p.lit(`,"policy":"`)
 	v.Policy = p.text()
 	p.lit(`}`)
@@ -1755,6 +1847,18 @@ func (v *RequestAdmitted) appendJSON(b []byte) ([]byte, error) {
 			return b, wrong("label", wantText)
 		}
 	}
+	if v.User != "" {
+		b = append(b, `,"user":`...)
+		if b, ok = appendString(b, v.User); !ok {
+			return b, wrong("user", wantText)
+		}
+	}
+	if v.TenantKey != "" {
+		b = append(b, `,"tenant_key":`...)
+		if b, ok = appendString(b, v.TenantKey); !ok {
+			return b, wrong("tenant_key", wantText)
+		}
+	}
 	b = append(b, `,"prefill_by":`...)
 	if b, ok = appendTime(b, v.PrefillBy); !ok {
 		return b, wrong("prefill_by", wantTime)
@@ -1770,7 +1874,7 @@ func (v *RequestAdmitted) appendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-var requestAdmittedFields = []string{"model", "gateway", "prompt_tokens", "max_tokens", "prompt_digest", "stream", "group", "choice", "label", "prefill_by", "deadline", "facts"}
+var requestAdmittedFields = []string{"model", "gateway", "prompt_tokens", "max_tokens", "prompt_digest", "stream", "group", "choice", "label", "user", "tenant_key", "prefill_by", "deadline", "facts"}
 
 func (v *RequestAdmitted) readJSON(p *parser) {
 	var o object
@@ -1815,23 +1919,33 @@ func (v *RequestAdmitted) readJSON(p *parser) {
 				v.Label = p.string()
 				p.present(v.Label != "")
 			}
-		case "prefill_by":
+		case "user":
 			if p.field(&o, 9) {
+				v.User = p.string()
+				p.present(v.User != "")
+			}
+		case "tenant_key":
+			if p.field(&o, 10) {
+				v.TenantKey = p.string()
+				p.present(v.TenantKey != "")
+			}
+		case "prefill_by":
+			if p.field(&o, 11) {
 				v.PrefillBy = p.time()
 			}
 		case "deadline":
-			if p.field(&o, 10) {
+			if p.field(&o, 12) {
 				v.Deadline = p.time()
 			}
 		case "facts":
-			if p.field(&o, 11) {
+			if p.field(&o, 13) {
 				v.Facts.readJSON(p)
 			}
 		default:
 			p.unknown(&o)
 		}
 	}
-	p.close(&o, 0xe3f, requestAdmittedFields)
+	p.close(&o, 0x383f, requestAdmittedFields)
 }
 
 func (v *RequestAdmitted) scanJSON(p *scan) {
@@ -1856,6 +1970,12 @@ func (v *RequestAdmitted) scanJSON(p *scan) {
 	}
 	if p.has(`,"label":"`) {
 		v.Label = p.filled()
+	}
+	if p.has(`,"user":"`) {
+		v.User = p.filled()
+	}
+	if p.has(`,"tenant_key":"`) {
+		v.TenantKey = p.filled()
 	}
 	p.lit(`,"prefill_by":"`)
 	v.PrefillBy = p.time()
@@ -3074,6 +3194,67 @@ func (v *ModelRestored) scanJSON(p *scan) {
 	v.Model = p.text()
 	p.lit(`,"reason":"`)
 	v.Reason = p.text()
+	p.lit(`}`)
+}
+
+func (v *TenantErased) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"tenant":`...)
+	if b, ok = appendString(b, v.Tenant); !ok {
+		return b, wrong("tenant", wantText)
+	}
+	b = append(b, `,"tenant_key":`...)
+	if b, ok = appendString(b, v.TenantKey); !ok {
+		return b, wrong("tenant_key", wantText)
+	}
+	if v.By != "" {
+		b = append(b, `,"by":`...)
+		if b, ok = appendString(b, v.By); !ok {
+			return b, wrong("by", wantText)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var tenantErasedFields = []string{"tenant", "tenant_key", "by"}
+
+func (v *TenantErased) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "tenant":
+			if p.field(&o, 0) {
+				v.Tenant = p.string()
+			}
+		case "tenant_key":
+			if p.field(&o, 1) {
+				v.TenantKey = p.string()
+			}
+		case "by":
+			if p.field(&o, 2) {
+				v.By = p.string()
+				p.present(v.By != "")
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0x3, tenantErasedFields)
+}
+
+func (v *TenantErased) scanJSON(p *scan) {
+	*v = TenantErased{}
+	p.lit(`{"tenant":"`)
+	v.Tenant = p.text()
+	p.lit(`,"tenant_key":"`)
+	v.TenantKey = p.text()
+	if p.has(`,"by":"`) {
+		v.By = p.filled()
+	}
 	p.lit(`}`)
 }
 

@@ -25,6 +25,7 @@ const (
 	CmdLeave      CommandType = "leave"      // prefill, decode, lifecycle
 	CmdQuarantine CommandType = "quarantine" // operator
 	CmdRestore    CommandType = "restore"    // operator
+	CmdErase      CommandType = "erase"      // operator
 	CmdAudit      CommandType = "audit"      // auditor
 )
 
@@ -32,7 +33,7 @@ const (
 // never from the payload: the NATS user's permissions pin the subject.
 type Command struct {
 	Type        CommandType
-	Subject     string // request id, worker, model or id of a read
+	Subject     string // request id, worker, model, tenant or id of a read
 	Role        Role
 	Principal   string
 	Traceparent string
@@ -69,8 +70,10 @@ type Admit struct {
 	Stream       bool   `json:"stream,omitempty"`
 	Group        string `json:"group,omitempty" is:"request"`
 	Choice       int    `json:"choice,omitempty"`
-	Label        string `json:"label,omitempty" is:"digest"`
-	TimeoutMS    int64  `json:"timeout_ms,omitempty"` // 0: the service's own
+	Label        string `json:"label,omitempty" is:"personal"`
+	User         string `json:"user,omitempty" is:"personal"`
+	TenantKey    string `json:"tenant_key,omitempty" is:"keyname"` // what the digests are under; "": the cluster's secret
+	TimeoutMS    int64  `json:"timeout_ms,omitempty"`              // 0: the service's own
 }
 
 // Reject reports that the engine refused the prompt before any KV existed.
@@ -178,6 +181,12 @@ type Restore struct {
 	Reason string `json:"reason" is:"text"`
 }
 
+// Erase gives up a tenant's key (command "erase"); the subject is the tenant.
+type Erase struct {
+	TenantKey string `json:"tenant_key" is:"keyname"`
+	By        string `json:"by,omitempty" is:"name"`
+}
+
 // Audit records a read of the audit log (command "audit"); the fields are those of
 // the event. Its subject is an id of the read's own, a UUIDv7: two reads are two
 // commands, however alike they are.
@@ -208,6 +217,7 @@ func (*Register) CommandType() CommandType      { return CmdRegister }
 func (*Leave) CommandType() CommandType         { return CmdLeave }
 func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
+func (*Erase) CommandType() CommandType         { return CmdErase }
 func (*Audit) CommandType() CommandType         { return CmdAudit }
 
 // Heartbeat is a sign of life on core NATS. It is no command: it is not

@@ -115,7 +115,11 @@ func drawText(t *rapid.T, name, kind string) string {
 	case "request":
 		return drawRequest(t, name)
 	case "digest":
-		return "hmac-sha256:" + drawHex(t, name, 64)
+		return rapid.SampledFrom([]string{prefixKeyed, prefixKind}).Draw(t, name) + drawHex(t, name, 64)
+	case "personal":
+		return rapid.SampledFrom([]string{prefixKeyed, prefixSalted}).Draw(t, name) + drawHex(t, name, 64)
+	case "keyname":
+		return drawHex(t, name, 16)
 	case "kvdigest":
 		return "kvsum64:" + drawHex(t, name, 16)
 	case "hex32":
@@ -186,7 +190,7 @@ func drawCommand(t *rapid.T) *Command {
 	draw(t, reflect.ValueOf(d).Elem(), true)
 	c := &Command{Type: d.CommandType(), Role: RoleDecode, Principal: "d1", Data: d}
 	switch c.Type {
-	case CmdRegister, CmdLeave:
+	case CmdRegister, CmdLeave, CmdErase:
 		c.Subject = drawText(t, "subject", "name")
 	case CmdQuarantine, CmdRestore:
 		c.Subject = drawText(t, "subject", "model")

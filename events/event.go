@@ -12,7 +12,7 @@ type Event struct {
 	ID          string // subject + "." + N; where N is 0 any name but that
 	Source      string // the writer: "/pdgate/lifecycle/<replica>"
 	Type        Type
-	Subject     string // request id; worker, model or read for operations
+	Subject     string // request id; worker, model, tenant or read for operations
 	Time        time.Time
 	N           int      // the event's number in its subject's history, from 1; 0: outside of it
 	Command     string   // key of the command that caused it (see Command.Key)
@@ -41,7 +41,8 @@ type AdmissionFacts struct {
 	TenantOpen      int    `json:"tenant_open"`  // the tenant's open requests
 	TenantLimit     int    `json:"tenant_limit"` // 0: none
 	Quarantined     bool   `json:"quarantined"`
-	Policy          string `json:"policy"` // digest of the admission policy in force
+	TenantErased    bool   `json:"tenant_erased,omitempty"` // and the request's digests are under no key that was made since
+	Policy          string `json:"policy"`                  // digest of the admission policy in force
 }
 
 // RequestAdmitted opens a lifecycle.
@@ -52,9 +53,11 @@ type RequestAdmitted struct {
 	MaxTokens    int            `json:"max_tokens"`
 	PromptDigest string         `json:"prompt_digest"` // keyed, see Digest
 	Stream       bool           `json:"stream"`
-	Group        string         `json:"group,omitempty"`  // first request id of one HTTP request with n > 1
-	Choice       int            `json:"choice,omitempty"` // index within the group
-	Label        string         `json:"label,omitempty"`  // keyed digest of the client's own request id
+	Group        string         `json:"group,omitempty"`      // first request id of one HTTP request with n > 1
+	Choice       int            `json:"choice,omitempty"`     // index within the group
+	Label        string         `json:"label,omitempty"`      // salted digest of the client's own request id, see SaltedDigest
+	User         string         `json:"user,omitempty"`       // salted digest of the client's name for its user
+	TenantKey    string         `json:"tenant_key,omitempty"` // fingerprint of the tenant's key that all digests are under; absent: the cluster's secret
 	PrefillBy    time.Time      `json:"prefill_by"`
 	Deadline     time.Time      `json:"deadline"`
 	Facts        AdmissionFacts `json:"facts"`
@@ -199,6 +202,14 @@ type ModelRestored struct {
 	Reason string `json:"reason"`
 }
 
+// TenantErased says that a tenant's key is given up for destruction: nobody can
+// tell again what the digests under it stand for. Every proof stays as it is.
+type TenantErased struct {
+	Tenant    string `json:"tenant"`
+	TenantKey string `json:"tenant_key"`   // fingerprint
+	By        string `json:"by,omitempty"` // who asked for it, by the operator's word
+}
+
 // AuditRead says that somebody reads, or read, what the audit log does not show
 // to everybody. It is recorded before anything is answered. Filter and range are
 // what was asked for; nobody counts what it held.
@@ -230,4 +241,5 @@ func (*WorkerJoined) EventType() Type       { return TypeWorkerJoined }
 func (*WorkerLeft) EventType() Type         { return TypeWorkerLeft }
 func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
+func (*TenantErased) EventType() Type       { return TypeTenantErased }
 func (*AuditRead) EventType() Type          { return TypeAuditRead }

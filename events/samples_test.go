@@ -19,6 +19,7 @@ const (
 var (
 	sampleTime   = time.Date(2026, 1, 2, 3, 4, 5, 678901000, time.UTC)
 	sampleDigest = "hmac-sha256:" + strings.Repeat("0123456789abcdef", 4)
+	sampleSalted = "sha256-salted:" + strings.Repeat("fedcba9876543210", 4)
 	sampleRuns   = []PageRun{{0, 12, 7}, {4096, 1, 7}, {1<<32 - 1, 1, 1<<64 - 1}}
 	workerKey    = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 )
@@ -39,7 +40,7 @@ func fullEvents() []*Event {
 			Tenant: "acme", TenantSeq: 17, TenantPrev: strings.Repeat("q3Zc", 10) + "q3Y", Traceparent: traceID, Data: d})
 	}
 	add(requestID, &RequestAdmitted{Model: "llama-3.1", Gateway: "gw1", PromptTokens: 681_000, MaxTokens: 256, PromptDigest: sampleDigest,
-		Stream: true, Group: groupID, Choice: 1, Label: sampleDigest, PrefillBy: later(time.Minute), Deadline: later(time.Hour), Facts: facts})
+		Stream: true, Group: groupID, Choice: 1, Label: sampleSalted, User: sampleSalted, TenantKey: "0123456789abcdef", PrefillBy: later(time.Minute), Deadline: later(time.Hour), Facts: facts})
 	add(requestID, &RequestRejected{Error: *ContextExceeded("prompt", 681_281, 681_280), Stage: "admission", Model: "llama-3.1",
 		PromptTokens: 681_281, MaxTokens: 16, Worker: "p1", Facts: &facts})
 	add(requestID, &RequestPrefilled{Worker: "p1", WorkerEpoch: 1767323045678901, PromptTokens: 681_000, Pages: sampleRuns, PageTokens: 64,
@@ -62,6 +63,7 @@ func fullEvents() []*Event {
 	add("p1", &WorkerLeft{Worker: "p1", Epoch: 1767323045678901, Reason: "shutdown"})
 	add("llama-3.1", &ModelQuarantined{Model: "llama-3.1", Reason: "canary text in answer \"42\"\n\x01<é\u2028\\>"})
 	add("llama-3.1", &ModelRestored{Model: "llama-3.1", Reason: "scrubbed and tested"})
+	add("acme", &TenantErased{Tenant: "acme", TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	return out
@@ -86,6 +88,7 @@ func leanEvents() []*Event {
 	add(&WorkerLeft{})
 	add(&ModelQuarantined{})
 	add(&ModelRestored{})
+	add(&TenantErased{})
 	add(&AuditRead{})
 	return out
 }
@@ -96,7 +99,7 @@ func fullCommands() []*Command {
 		out = append(out, &Command{Type: d.CommandType(), Subject: subject, Traceparent: traceID, Data: d})
 	}
 	add(requestID, &Admit{Tenant: "acme", TenantLimit: 64, Model: "llama-3.1", PromptTokens: 681_000, MaxTokens: 256, PromptDigest: sampleDigest,
-		Stream: true, Group: groupID, Choice: 1, Label: sampleDigest, TimeoutMS: 60_000})
+		Stream: true, Group: groupID, Choice: 1, Label: sampleSalted, User: sampleSalted, TenantKey: "0123456789abcdef", TimeoutMS: 60_000})
 	add(requestID, &Reject{WorkerEpoch: 3, Error: *ContextExceeded("prompt", 681_281, 681_280)})
 	add(requestID, &Prefill{WorkerEpoch: 3, Tenant: "acme", PromptTokens: 681_000, Pages: sampleRuns, PageTokens: 64, Layout: layout,
 		KVBytes: 130_752_000, KVDigest: kvDigest, Reference: sampleDigest, LeaseMS: 30_000})
@@ -112,6 +115,7 @@ func fullCommands() []*Command {
 	add("p1", &Leave{Epoch: 3, Reason: "shutdown"})
 	add("llama-3.1", &Quarantine{Reason: "canary text in an answer"})
 	add("llama-3.1", &Restore{Reason: "scrubbed and tested"})
+	add("acme", &Erase{TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	return out
@@ -124,7 +128,9 @@ func leanCommands() []*Command {
 		c.Traceparent = ""
 		switch d := c.Data.(type) {
 		case *Admit:
-			d.TenantLimit, d.Stream, d.Group, d.Choice, d.Label, d.TimeoutMS = 0, false, "", 0, "", 0
+			d.TenantLimit, d.Stream, d.Group, d.Choice, d.Label, d.User, d.TenantKey, d.TimeoutMS = 0, false, "", 0, "", "", "", 0
+		case *Erase:
+			d.By = ""
 		case *Prefill:
 			d.Reference = ""
 		case *Transfer:

@@ -27,6 +27,10 @@ const (
 	AuditDomain = "audit"               // JetStream domain under which lifecycle sees the audit stream
 	ReceiptAll  = "pdgate.audit.receipt.*.*"
 
+	DisclosureStream = "PDGATE_DISCLOSURES"
+	DisclosureAll    = "pdgate.disclosed.>"
+	DisclosureDomain = "disclosures" // JetStream domain under which lifecycle makes the stream
+
 	commandPrefix = "pdgate.v1."
 	opsToken      = "ops"
 	anyToken      = "any"
@@ -169,6 +173,12 @@ func OutputSubject(gateway, worker, requestID string) string {
 	return "pdgate.output." + gateway + "." + worker + "." + requestID
 }
 
+// DisclosureSubject is where the sealed personal fields of a request lie; "*" stands
+// for any tenant, ">" in the request's place for all of them.
+func DisclosureSubject(tenant, requestID string) string {
+	return "pdgate.disclosed." + tenant + "." + requestID
+}
+
 // ReplicaSubject carries lifecycle replicas' heartbeats among themselves.
 func ReplicaSubject(replica string) string { return "pdgate.replica." + replica }
 
@@ -183,7 +193,7 @@ func (r Role) Allowed() []CommandType {
 	case RoleDecode:
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
-		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore}
+		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore, CmdErase}
 	case RoleAuditor:
 		return []CommandType{CmdAudit}
 	}

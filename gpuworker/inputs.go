@@ -135,7 +135,7 @@ func (w *Worker) prompt(ctx context.Context, j *job) ([]byte, error) {
 	if w.cfg.Guards.NoPromptCheck {
 		return b, nil
 	}
-	if events.Digest(j.key, events.KindPrompt, b) != j.work.PromptDigest {
+	if !events.SameDigest(j.work.PromptDigest, j.key, events.KindPrompt, b) {
 		return nil, events.NewError(events.CodePromptUnavailable, "the gateway's prompt is not the admitted one: its digest differs")
 	}
 	n, err := w.cfg.Engine.Count(ctx, b)

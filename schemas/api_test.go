@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -185,8 +186,34 @@ func TestAsyncAPICommands(t *testing.T) {
 	expect(events.NotifySubject("llama-3.1", 3), "send", "", false, events.RoleLifecycle)
 	expect(events.PromptSubject("gw1", "operator", "d1", "r"), "receive", "messages/prompt_request.json", true, events.RolePrefill, events.RoleDecode)
 	expect(events.OutputSubject("gw1", "d1", "r"), "receive", "", false, events.RoleDecode)
+	expect(events.ReceiptSubject("operator", "w1"), "receive", "", true, events.RoleGateway, events.RoleAuditor)
 	for subject := range found {
 		t.Errorf("%s has an operation, but nothing in the code sends it", subject)
+	}
+}
+
+// Receipts and proofs in the form that the auditor has are in the document's.
+func TestAsyncAPIReceipts(t *testing.T) {
+	doc := loadAsyncAPI(t)
+	pattern := func(path ...string) *regexp.Regexp {
+		t.Helper()
+		p, _ := at(doc, append([]string{"components", "messages"}, path...)...).(string)
+		if p == "" {
+			t.Fatalf("%v has no pattern", path)
+		}
+		return regexp.MustCompile(p)
+	}
+	query := pattern("receipt_query", "payload", "properties", "receipt", "pattern")
+	for receipt, want := range map[string]bool{
+		events.Position{Seq: 7}.String() + ";" + events.Hash([]byte("line")): true, "12.3": true,
+		"0.0": false, "7": false, "7.0;": false, "7.0;short": false, "07.0": false,
+	} {
+		if query.MatchString(receipt) != want {
+			t.Errorf("%q: want %v", receipt, want)
+		}
+	}
+	if p := pattern("receipt_proof", "payload", "pattern"); !p.MatchString("c2sp.org/tlog-proof@v1\nextra e30\n") || p.MatchString("{}") {
+		t.Errorf("proof: %s", p)
 	}
 }
 

@@ -24,6 +24,10 @@ func (m *Machine) admit(a *events.Admit) (events.Data, *refusal) {
 		return nil, refuse(events.CodeMalformed, "timeout_ms, tenant_limit and choice are 0 or more")
 	}
 	facts := f.Admission
+	// A key that was erased is not compared: the answer to it is that it was.
+	if !facts.TenantErased && a.TenantKey != f.TenantKey {
+		return nil, refuse(events.CodeTenantKey, otherKey(a.Tenant, a.TenantKey, f.TenantKey)).are(orCluster(f.TenantKey), orCluster(a.TenantKey))
+	}
 	if facts.TenantLimit <= 0 || a.TenantLimit > 0 && a.TenantLimit < facts.TenantLimit {
 		facts.TenantLimit = a.TenantLimit
 	}
@@ -40,9 +44,29 @@ func (m *Machine) admit(a *events.Admit) (events.Data, *refusal) {
 	deadline := events.Micros(now.Add(life))
 	return &events.RequestAdmitted{
 		Model: a.Model, Gateway: m.c.Principal, PromptTokens: a.PromptTokens, MaxTokens: a.MaxTokens,
-		PromptDigest: a.PromptDigest, Stream: a.Stream, Group: a.Group, Choice: a.Choice, Label: a.Label,
+		PromptDigest: a.PromptDigest, Stream: a.Stream, Group: a.Group, Choice: a.Choice, Label: a.Label, User: a.User, TenantKey: a.TenantKey,
 		PrefillBy: earlier(now.Add(m.t.Prefill), deadline), Deadline: deadline, Facts: facts,
 	}, nil
+}
+
+// otherKey says which side lacks what: two sides that key digests differently could
+// not check each other's.
+func otherKey(tenant, gateway, own string) string {
+	file := "; copy the tenant's key file, keys/tenants/" + tenant + ".key, to "
+	switch {
+	case own == "":
+		return "tenant " + tenant + ": the gateway digests under key " + gateway + ", this replica has none" + file + "its machine"
+	case gateway == "":
+		return "tenant " + tenant + ": the gateway digests under the cluster's secret, this replica has key " + own + file + "the gateway's machine"
+	}
+	return "tenant " + tenant + ": the gateway digests under key " + gateway + ", this replica has key " + own + file + "whichever has the wrong one"
+}
+
+func orCluster(fingerprint string) string {
+	if fingerprint == "" {
+		return "the cluster's secret"
+	}
+	return fingerprint
 }
 
 // Stages of a rejection.
@@ -58,6 +82,8 @@ func judgeAdmission(known bool, f *events.AdmissionFacts, prompt, maxTokens int,
 	switch {
 	case prompt <= 0 || maxTokens < 0:
 		return events.NewError(events.CodeInvalidRequest, "prompt_tokens is 1 or more and max_tokens 0 or more")
+	case f.TenantErased:
+		return events.NewError(events.CodeTenantErased, "the tenant was erased; an operator may make it a new key")
 	case !known:
 		return events.NewError(events.CodeModelNotFound, "no worker serves this model")
 	case f.Quarantined:

@@ -257,6 +257,7 @@ func forgeries() []forged {
 
 		{name: "admitted against its facts", rule: RuleDecision, build: changed(nil, events.CmdAdmit, func(_ *world, d *events.RequestAdmitted) { d.Facts.MaxInputTokens = 99 })},
 		{name: "admitted in quarantine", rule: RuleDecision, build: changed(nil, events.CmdAdmit, func(_ *world, d *events.RequestAdmitted) { d.Facts.Quarantined = true })},
+		{name: "admitted though erased", rule: RuleDecision, build: changed(nil, events.CmdAdmit, func(_ *world, d *events.RequestAdmitted) { d.Facts.TenantErased = true })},
 		{name: "deadlines out of order", rule: RuleDecision, build: changed(nil, events.CmdAdmit, func(_ *world, d *events.RequestAdmitted) { d.PrefillBy = d.Deadline.Add(1e6) })},
 		{name: "rejected against its facts", rule: RuleDecision, build: then(nil, func(*world) events.Data {
 			return &events.RequestRejected{Error: *events.NewError(events.CodeContextLength, "x"), Stage: StageAdmission, Model: model, PromptTokens: 5,

@@ -24,6 +24,7 @@ var denials = slices.Concat(
 
 		{events.CmdAdmit, events.CodeMalformed, "the id is no UUIDv7, a name is none, or a number is negative"},
 		{events.CmdAdmit, events.CodeStaleRequestID, "the id's time is too old, or ahead of the clock"},
+		{events.CmdAdmit, events.CodeTenantKey, "the digests are under another key of the tenant than the service holds"},
 	},
 	fromWorker(events.CmdReject),
 	fromWorker(events.CmdPrefilled),
@@ -84,6 +85,8 @@ var denials = slices.Concat(
 		{events.CmdLeave, events.CodeWorkerEpoch, "the worker lives under another epoch"},
 		{events.CmdQuarantine, events.CodeMalformed, "the subject is not a model's name"},
 		{events.CmdRestore, events.CodeIllegalState, "the model is not quarantined"},
+		{events.CmdErase, events.CodeMalformed, "the subject is not a tenant's name"},
+		{events.CmdErase, events.CodeIllegalState, "the key is erased already"},
 	},
 )
 
@@ -123,6 +126,7 @@ type RejectionRow struct {
 
 var rejections = []RejectionRow{
 	{events.CodeInvalidRequest, "prompt_tokens is below 1, or max_tokens negative"},
+	{events.CodeTenantErased, "the tenant was erased, and its key is none that was made since"},
 	{events.CodeModelNotFound, "no worker is registered for the model"},
 	{events.CodeModelQuarantined, "the model is quarantined"},
 	{events.CodeNoWorker, "no prefill or no decode worker of the model is alive"},

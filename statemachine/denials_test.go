@@ -99,6 +99,15 @@ func denialCases() []denialCase {
 		{"admit: negative timeout", nil, events.CodeMalformed, admitWith(id1, func(d *events.Admit) { d.TimeoutMS = -1 })},
 		{"admit: old id", nil, events.CodeStaleRequestID, admitWith(id(1, start.Add(-61*time.Second)), func(*events.Admit) {})},
 		{"admit: id ahead", nil, events.CodeStaleRequestID, admitWith(id(1, start.Add(6*time.Second)), func(*events.Admit) {})},
+		{"admit: a key that the service has not", nil, events.CodeTenantKey, admitWith(id1, func(d *events.Admit) { d.TenantKey = "0123456789abcdef" })},
+		{"admit: no key, and the service has one", nil, events.CodeTenantKey, func(w *world) events.Data {
+			w.tenantKey = "0123456789abcdef"
+			return admitWith(id1, func(*events.Admit) {})(w)
+		}},
+		{"admit: another key than the service's", nil, events.CodeTenantKey, func(w *world) events.Data {
+			w.tenantKey = "0123456789abcdef"
+			return admitWith(id1, func(d *events.Admit) { d.TenantKey = "fedcba9876543210" })(w)
+		}},
 		{"admit: twice", adm, events.CodeIllegalState, admitWith(id1, func(d *events.Admit) { d.MaxTokens++ })},
 		{"prefilled: unknown request", nil, events.CodeUnknownRequest, prefillWith(func(*world, *events.Prefill) {})},
 		{"prefilled: tainted", adm, events.CodeIllegalState, func(w *world) events.Data {
@@ -230,6 +239,13 @@ func denialCases() []denialCase {
 		{"quarantine: no name", nil, events.CodeMalformed, func(w *world) events.Data {
 			return w.do("..", events.RoleOperator, "alice", &events.Quarantine{Reason: "x"})
 		}},
+		{"erase: no name", nil, events.CodeMalformed, func(w *world) events.Data {
+			return w.do("a.b", events.RoleOperator, "alice", &events.Erase{TenantKey: "0123456789abcdef"})
+		}},
+		{"erase: twice", nil, events.CodeIllegalState, func(w *world) events.Data {
+			w.do("t1", events.RoleOperator, "alice", &events.Erase{TenantKey: "0123456789abcdef"})
+			return w.do("t1", events.RoleOperator, "bob", &events.Erase{TenantKey: "0123456789abcdef"})
+		}},
 		{"restore: not quarantined", nil, events.CodeIllegalState, func(w *world) events.Data {
 			return w.do(model, events.RoleOperator, "alice", &events.Restore{Reason: "x"})
 		}},
@@ -326,6 +342,13 @@ func TestRejections(t *testing.T) {
 		code events.Code
 	}{
 		{"no tokens", func(_ *world, d *events.Admit) { d.PromptTokens = 0 }, events.CodeInvalidRequest},
+		{"erased", func(w *world, d *events.Admit) {
+			d.TenantKey = "0123456789abcdef"
+			w.do(d.Tenant, events.RoleOperator, "alice", &events.Erase{TenantKey: d.TenantKey})
+		}, events.CodeTenantErased},
+		{"erased, under the cluster's secret", func(w *world, d *events.Admit) {
+			w.do(d.Tenant, events.RoleOperator, "alice", &events.Erase{TenantKey: "0123456789abcdef"})
+		}, events.CodeTenantErased},
 		{"unknown model", func(_ *world, d *events.Admit) { d.Model = "other" }, events.CodeModelNotFound},
 		{"quarantined", func(w *world, _ *events.Admit) {
 			w.do(model, events.RoleOperator, "alice", &events.Quarantine{Reason: "test"})

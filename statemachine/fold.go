@@ -119,6 +119,7 @@ func apply(r *Request, e *events.Event) {
 	case *events.RequestAdmitted:
 		r.Tenant, r.Traceparent, r.AdmittedAt = e.Tenant, e.Traceparent, e.Time
 		r.Model, r.Gateway, r.PromptDigest = d.Model, d.Gateway, d.PromptDigest
+		r.TenantKey = d.TenantKey
 		r.PromptTokens, r.MaxTokens = d.PromptTokens, d.MaxTokens
 		r.Deadline, r.StateBy = d.Deadline, d.PrefillBy
 	case *events.RequestRejected:
@@ -209,6 +210,8 @@ func emptyData(d events.Data) bool {
 	case *events.ModelQuarantined:
 		return d == nil
 	case *events.ModelRestored:
+		return d == nil
+	case *events.TenantErased:
 		return d == nil
 	case *events.AuditRead:
 		return d == nil

@@ -10,16 +10,17 @@ import (
 	"github.com/pdgate/pdgate/events"
 )
 
-// Ops is the aggregate of pdgate.log.ops: which workers there are, and which
-// models may not be admitted. Only [FoldOps] changes it.
+// Ops is the aggregate of pdgate.log.ops: which workers there are, which models
+// may not be admitted, and which tenants were erased. Only [FoldOps] changes it.
 type Ops struct {
 	Pos         events.Position                 `json:"-"`           // of the last event
 	Workers     map[string]*events.WorkerJoined `json:"workers"`     // by name: the present life
 	Quarantined map[string]string               `json:"quarantined"` // model -> reason
-	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker or model -> its history's end
+	Erased      map[string][]string             `json:"erased"`      // tenant -> fingerprints of its destroyed keys
+	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker, model or tenant -> its history's end
 }
 
-// OpsSubject is the end of one worker's or model's history.
+// OpsSubject is the end of one worker's, model's or tenant's history.
 type OpsSubject struct {
 	N        int             `json:"n"`
 	Pos      events.Position `json:"-"`
@@ -80,6 +81,13 @@ func (o *Ops) Admission(model string, live func(worker string, epoch uint64) boo
 	return known, f
 }
 
+// Gone says whether requests of the tenant may not be admitted under the key: the
+// tenant was erased, and the key is none that was made since.
+func (o *Ops) Gone(tenant, fingerprint string) bool {
+	erased := o.Erased[tenant]
+	return len(erased) > 0 && (fingerprint == "" || slices.Contains(erased, fingerprint))
+}
+
 // FoldOps applies one recorded event of operations, as [Fold] does for requests.
 // An event that is not legal where it stands is an error and changes nothing but
 // its subject's place in the log.
@@ -96,6 +104,7 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 		o.Subjects = map[string]OpsSubject{}
 		o.Workers = map[string]*events.WorkerJoined{}
 		o.Quarantined = map[string]string{}
+		o.Erased = map[string][]string{}
 	}
 	s := o.Subjects[e.Subject]
 	err := legalOps(o, &s, e)
@@ -110,6 +119,8 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 			o.Quarantined[d.Model] = d.Reason
 		case *events.ModelRestored:
 			delete(o.Quarantined, d.Model)
+		case *events.TenantErased:
+			o.Erased[d.Tenant] = append(slices.Clip(o.Erased[d.Tenant]), d.TenantKey)
 		}
 		if e.Type != denied {
 			s.Changed = e.N
@@ -152,6 +163,10 @@ func legalOps(o *Ops, s *OpsSubject, e *events.Event) error {
 		subject = d.Model
 	case *events.ModelRestored:
 		subject = d.Model
+	case *events.TenantErased:
+		if subject = d.Tenant; slices.Contains(o.Erased[d.Tenant], d.TenantKey) {
+			return fmt.Errorf("key %s is erased already", d.TenantKey)
+		}
 	default:
 		return errors.New("an event of a request")
 	}
@@ -166,6 +181,7 @@ func (o *Ops) Clone() *Ops {
 	c := *o
 	c.Workers = maps.Clone(o.Workers)
 	c.Quarantined = maps.Clone(o.Quarantined)
+	c.Erased = maps.Clone(o.Erased)
 	c.Subjects = maps.Clone(o.Subjects)
 	for k, s := range c.Subjects {
 		s.Recorded = slices.Clone(s.Recorded)

@@ -1,6 +1,7 @@
 package statemachine
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -203,5 +204,79 @@ func TestAuditReads(t *testing.T) {
 		if r := k.Report(); (len(r.Violations) == 0) != legal {
 			t.Errorf("partition %d: %+v", partition, r.Violations)
 		}
+	}
+}
+
+// A tenant's keys are erased one by one, each once; what may not be admitted then
+// is what is under one of them, or under none.
+func TestErase(t *testing.T) {
+	w := newWorld(t, Guards{})
+	const first, second, third = "1111111111111111", "2222222222222222", "3333333333333333"
+	gone := func(want ...bool) {
+		t.Helper()
+		for i, key := range []string{"", first, second, third} {
+			if got := w.ops.Gone(tenant, key); got != want[i] {
+				t.Errorf("key %q is gone: %v, want %v", key, got, want[i])
+			}
+		}
+		if w.ops.Gone("globex", "") || w.ops.Gone("globex", first) {
+			t.Error("another tenant is gone")
+		}
+	}
+	erase := func(key string) events.Data {
+		return w.do(tenant, events.RoleOperator, "alice", &events.Erase{TenantKey: key, By: "bob"})
+	}
+	gone(false, false, false, false)
+	want := events.Data(&events.TenantErased{Tenant: tenant, TenantKey: first, By: "bob"})
+	if diff := cmp.Diff(want, erase(first)); diff != "" {
+		t.Error(diff)
+	}
+	before := w.ops.Clone()
+	gone(true, true, false, false)
+	erase(second)
+	gone(true, true, true, false)
+	if before.Gone(tenant, second) {
+		t.Error("the clone changed")
+	}
+	w.want(events.CodeIllegalState, erase(first))
+	for _, role := range events.AllRoles() {
+		_, no := w.m.DecideOps(w.ops, command(tenant, role, "x", &events.Erase{TenantKey: third}), nil).(*events.CommandDenied)
+		if no != (role != events.RoleOperator) {
+			t.Errorf("%s: denied is %v", role, no)
+		}
+	}
+	w.clean()
+	// The log cannot say it twice either.
+	s := w.ops.Subjects[tenant]
+	e := &events.Event{Subject: tenant, N: s.N + 1, Prev: s.Pos, Type: events.TypeTenantErased, Data: want}
+	if err := FoldOps(w.ops, e, events.Position{Seq: 100}, "h"); err == nil {
+		t.Error("an erasure was folded twice")
+	}
+	b, err := json.Marshal(w.ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read Ops
+	if err := json.Unmarshal(b, &read); err != nil || !read.Gone(tenant, second) {
+		t.Errorf("the snapshot form: %v, %v", read.Erased, err)
+	}
+}
+
+// What was admitted by builds that knew no tenant's key folds, and is under the
+// cluster's secret.
+func TestFoldWithoutTenantKey(t *testing.T) {
+	w := newWorld(t, Guards{})
+	w.must(id1, events.CmdAdmit)
+	line := []byte(`{"specversion":"1.0","id":"` + id2 + `.1","source":"/pdgate/lifecycle/lc1","type":"request.admitted.v1","subject":"` + id2 + `","time":"2026-01-02T03:04:05.000000Z","datacontenttype":"application/json","command":"k","principal":"gateway.gw1","tenant":"acme","tenantseq":2,"tenantprev":"h","data":{"model":"ref-1.0","gateway":"gw1","prompt_tokens":100,"max_tokens":20,"prompt_digest":"hmac-sha256:` + digest("a")[12:] + `","stream":true,"label":"hmac-sha256:` + digest("b")[12:] + `","prefill_by":"2026-01-02T03:06:05.000000Z","deadline":"2026-01-02T03:14:05.000000Z","facts":{"context_tokens":1000,"max_input_tokens":600,"max_decode_tokens":1600,"prefill_nodes":2,"decode_nodes":2,"queue_depth":0,"queue_limit":0,"tenant_open":0,"tenant_limit":0,"quarantined":false,"policy":"p"}}}`)
+	e, err := events.Decode(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Request{}
+	if err := Fold(r, e, events.Position{Seq: 50}, "h"); err != nil {
+		t.Fatal(err)
+	}
+	if r.State != events.Admitted || r.TenantKey != "" || w.requests[id1].TenantKey != "" {
+		t.Errorf("%s under key %q", r.State, r.TenantKey)
 	}
 }

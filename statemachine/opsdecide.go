@@ -58,6 +58,14 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			return nil, refuse(events.CodeIllegalState, "the model is not quarantined").are("quarantined", "open")
 		}
 		return &events.ModelRestored{Model: c.Subject, Reason: bounded(d.Reason)}, nil
+	case *events.Erase:
+		switch {
+		case !events.ValidName(c.Subject):
+			return nil, refuse(events.CodeMalformed, "the subject is not a tenant's name")
+		case slices.Contains(o.Erased[c.Subject], d.TenantKey):
+			return nil, refuse(events.CodeIllegalState, "the key is erased already")
+		}
+		return &events.TenantErased{Tenant: c.Subject, TenantKey: d.TenantKey, By: d.By}, nil
 	case *events.Audit:
 		return &events.AuditRead{
 			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,

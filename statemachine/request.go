@@ -22,6 +22,7 @@ type Request struct {
 	PromptTokens int       `json:"prompt_tokens,omitempty"`
 	MaxTokens    int       `json:"max_tokens,omitempty"`
 	PromptDigest string    `json:"prompt_digest,omitempty"`
+	TenantKey    string    `json:"tenant_key,omitempty"` // fingerprint of the key that the digests are under; "": the cluster's secret
 	AdmittedAt   time.Time `json:"admitted_at,omitzero"`
 	UpdatedAt    time.Time `json:"updated_at,omitzero"`
 	Deadline     time.Time `json:"deadline,omitzero"` // of the whole request
@@ -100,6 +101,7 @@ type Facts struct {
 	Now       time.Time
 	Known     bool                  // some worker serves the model
 	Admission events.AdmissionFacts // admit
+	TenantKey string                // admit: fingerprint of the tenant's key that the service holds; "": none
 	Sender    *events.WorkerJoined  // the sending worker's current registration; nil: none
 	Owner     *events.WorkerJoined  // grant: the prefill worker's current registration; nil: none
 	Timeouts  Timeouts

@@ -15,18 +15,19 @@ import (
 // real Decide and Fold over events in their canonical form, and the log that
 // comes of it.
 type world struct {
-	t        testing.TB
-	m        *Machine
-	now      time.Time
-	seq      uint64
-	last     map[int]uint64
-	requests map[string]*Request
-	ops      *Ops
-	tenants  map[string]chainEnd
-	facts    events.AdmissionFacts // the base; nodes and limits come from ops
-	timeouts Timeouts
-	log      []*events.Envelope
-	answers  []events.Answer
+	t         testing.TB
+	m         *Machine
+	now       time.Time
+	seq       uint64
+	last      map[int]uint64
+	requests  map[string]*Request
+	ops       *Ops
+	tenants   map[string]chainEnd
+	facts     events.AdmissionFacts // the base; nodes and limits come from ops
+	timeouts  Timeouts
+	tenantKey string // of the tenant, as the service holds it
+	log       []*events.Envelope
+	answers   []events.Answer
 }
 
 // chainEnd is the end of a tenant's chain.
@@ -89,6 +90,7 @@ func (w *world) gather(r *Request, c *events.Command) *Facts {
 		f.Admission = limits
 		f.Admission.Policy, f.Admission.QueueDepth, f.Admission.QueueLimit = w.facts.Policy, w.facts.QueueDepth, w.facts.QueueLimit
 		f.Admission.TenantOpen, f.Admission.TenantLimit = w.facts.TenantOpen, w.facts.TenantLimit
+		f.Admission.TenantErased, f.TenantKey = w.ops.Gone(a.Tenant, a.TenantKey), w.tenantKey
 	}
 	if r != nil && r.Prefill != nil {
 		f.Owner = w.ops.Workers[r.Prefill.Worker]

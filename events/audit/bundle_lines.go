@@ -21,6 +21,8 @@ type lineCheck struct {
 	rng    *RangeCheck   // nil: a tenant's bundle
 	next   int64         // index of the leaf that comes next, in a range
 
+	disclosed *disclosureCheck
+
 	chains   *chains // nil: the filter tears them
 	unknown  bool    // a type that this build does not know came by: chains are not followed further
 	types    map[string]bool
@@ -67,7 +69,9 @@ func (b *bundle) content() {
 		}
 	}
 	c.startChains()
+	c.disclosed = b.openDisclosures()
 	err = c.run()
+	c.disclosed.finish()
 	b.finish(FileLines, lines, err)
 	if leaves != nil {
 		b.finish(FileLeaves, leaves, c.drain())
@@ -203,6 +207,7 @@ func (c *lineCheck) leaf(line []byte) {
 
 func (c *lineCheck) event(e *events.Event, line []byte) {
 	c.types[string(e.Type)] = true
+	c.disclosed.event(e)
 	if c.b.m.Completeness == CompleteTenant {
 		if len(c.epochs) > 0 {
 			c.b.Add(Broken, c.where(), "stands behind the epoch leaf")

@@ -236,27 +236,32 @@ func TestBundleRevealsNothingOfOthers(t *testing.T) {
 // were, and with a manifest forged to agree.
 func TestFlippedBits(t *testing.T) {
 	w := newWorld(t, "log")
-	o := Options{Policy: w.trusted()}
 	for name, b := range w.bundles {
-		for file, text := range unzip(t, b) {
-			step := max(1, len(text)/60)
-			if file == FileManifest {
-				step = 7
+		flipBits(t, w, name, b)
+	}
+}
+
+func flipBits(t *testing.T, w *world, name string, b []byte) {
+	t.Helper()
+	o := Options{Policy: w.trusted()}
+	for file, text := range unzip(t, b) {
+		step := max(1, len(text)/60)
+		if file == FileManifest {
+			step = 7
+		}
+		for i := 0; i < len(text); i += step {
+			c := unzip(t, b)
+			c[file] = bytes.Clone(text)
+			c[file][i] ^= 1 << (i % 8)
+			if r := verify(t, c.zip(t), o); r.Exit != 4 {
+				t.Fatalf("%s: %s: bit %d of byte %d flipped: exit %d", name, file, i%8, i, r.Exit)
 			}
-			for i := 0; i < len(text); i += step {
-				c := unzip(t, b)
-				c[file] = bytes.Clone(text)
-				c[file][i] ^= 1 << (i % 8)
-				if r := verify(t, c.zip(t), o); r.Exit != 4 {
-					t.Fatalf("%s: %s: bit %d of byte %d flipped: exit %d", name, file, i%8, i, r.Exit)
-				}
-				signed := !strings.HasSuffix(file, FileReadme) && file != FilePolicy && file != FileManifest
-				if !signed {
-					continue
-				}
-				if r := verify(t, c.forge(t, nil).zip(t), o); r.Exit == 0 {
-					t.Fatalf("%s: %s: bit %d of byte %d (%q) flipped, and the manifest forged: exit %d", name, file, i%8, i, text[i], r.Exit)
-				}
+			signed := !strings.HasSuffix(file, FileReadme) && file != FilePolicy && file != FileManifest
+			if !signed {
+				continue
+			}
+			if r := verify(t, c.forge(t, nil).zip(t), o); r.Exit == 0 {
+				t.Fatalf("%s: %s: bit %d of byte %d (%q) flipped, and the manifest forged: exit %d", name, file, i%8, i, text[i], r.Exit)
 			}
 		}
 	}

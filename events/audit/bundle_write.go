@@ -35,6 +35,10 @@ type Export struct {
 	// leaves, which follow one another from index Epoch.
 	Epoch int64
 
+	// Disclosures open salted digests of the lines, in the order of those. nil: the
+	// bundle has no file for them.
+	Disclosures iter.Seq2[events.Disclosure, error]
+
 	// Derived writes further files, named derived/…, each made from the lines.
 	Derived []DerivedFile
 }
@@ -64,7 +68,7 @@ func WriteBundle(w io.Writer, x *Export) (*Manifest, error) {
 	if err := b.open(); err != nil {
 		return nil, fmt.Errorf("bundle: %w", err)
 	}
-	for _, step := range []func() error{b.lines, b.leaves, b.proofs, b.small, b.derived, b.manifest, b.zip.Close} {
+	for _, step := range []func() error{b.lines, b.disclosures, b.leaves, b.proofs, b.small, b.derived, b.manifest, b.zip.Close} {
 		if err := step(); err != nil {
 			return nil, fmt.Errorf("bundle: %w", err)
 		}

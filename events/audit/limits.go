@@ -20,12 +20,16 @@ const (
 	limitMix   = "Which of two lines came first, where they are of different chains. Within a chain it is proven."
 	limitTail  = "What the tenant did after the epoch leaf."
 	limitEnd   = "That the range is all of the log. It is leaves %d to %d of %d."
+	limitShut  = "What the digests stand for that nothing here discloses. They are keyed or salted: without the key nobody can try values against them."
 	limitOrder = "Stream positions. A leaf's index is proven; sequence and line are not part of an event."
 )
 
 // limits are what stays unproven by a bundle that verifies.
 func limits(m *Manifest, ownKey, witnessed bool) []string {
 	out := []string{limitLogged, limitTruth, limitTime, limitOrder, limitPaper}
+	if m.discloses() {
+		out = append(out, limitShut)
+	}
 	if ownKey {
 		out = append(out, limitKey)
 	}
@@ -65,7 +69,7 @@ verified; 1 verified, with findings; 2 unreadable; 3 incomplete or inconclusive;
 | checkpoint.end | the tree head that all proofs lead to, signed by the log |
 | checkpoint.start, consistency.json | an earlier tree head, and the proof that the log only grew since |
 | proofs/ | C2SP tlog-proofs of single leaves |
-
+%s
 A leaf's hash is SHA-256 of a zero byte and the line without its newline; an inner
 node's, SHA-256 of a one byte and its two children (RFC 6962). Without pdgate:
 torchwood's spicy -verify reads the proofs without their first line, and any
@@ -73,7 +77,7 @@ implementation of RFC 6962 the rest.
 
 ## What is proven
 
-`)
+`, aboutDisclosures(m))
 	for _, l := range claims(m) {
 		fmt.Fprintf(&b, "- %s\n", l)
 	}
@@ -84,10 +88,24 @@ implementation of RFC 6962 the rest.
 	return []byte(b.String())
 }
 
+func aboutDisclosures(m *Manifest) string {
+	if !m.discloses() {
+		return ""
+	}
+	return `| disclosures.jsonl | values of salted digests of the lines |
+
+A disclosure's digest is SHA-256 of salt, field and value, each behind its length in
+four bytes, big-endian.
+`
+}
+
 // claims are what a bundle proves that verifies.
 func claims(m *Manifest) []string {
 	out := []string{"Every line is a leaf of the log that the end checkpoint signs, unchanged.",
 		"The log of the end checkpoint continues the log of the start checkpoint."}
+	if m.discloses() {
+		out = append(out, "Every value in disclosures.jsonl is what the salted digest of its line was made of.")
+	}
 	if m.Completeness == CompleteTenant {
 		out[0] = "Every line is bound to the end checkpoint: each event names the hash of the one before, and the epoch leaf, which is proven to be in the log, the last ones."
 		return append(out, "The tenant's events are all here, in every chain that the epoch leaf names, from its first one or from the stated start.")

@@ -173,7 +173,7 @@ func (m *Manifest) checkFiles() error {
 			return fmt.Errorf("files[%d]: want a relative path", i)
 		case n >= 0:
 			missing = slices.Delete(missing, n, n+1)
-		case strings.HasPrefix(f.Name, dirProofs), strings.HasPrefix(f.Name, dirDerived):
+		case f.Name == FileDisclosures, strings.HasPrefix(f.Name, dirProofs), strings.HasPrefix(f.Name, dirDerived):
 		default:
 			return fmt.Errorf("files[%d]: not a file of such a bundle", i)
 		}

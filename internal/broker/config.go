@@ -109,14 +109,17 @@ func (c Config) Text() (string, error) {
 		name account
 		head string
 	}{
-		{accountLog, "jetstream: enabled\n" + exports(shared{accountAudit, logReads}) +
+		{accountLog, "jetstream: enabled\n" + exports(shared{logReads, []account{accountAudit}}) +
 			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
-		{accountWork, "jetstream: enabled\n" + exports(shared{accountBus, slices.Concat(workTakes, workKeeps, []string{events.WorkAll})})},
+		{accountWork, "jetstream: enabled\n" + exports(shared{slices.Concat(workTakes, workKeeps, []string{events.WorkAll}), []account{accountBus}})},
 		{accountBus, imports(
 			taken{accountWork, mapped(workTakes, same)}, taken{accountWork, mapped(workKeeps, workSubject)}, taken{accountWork, mapped([]string{events.WorkAll}, same)},
-			taken{accountAudit, mapped([]string{events.ReceiptAll}, same)})},
-		{accountAudit, "jetstream: enabled\n" + exports(shared{accountLog, signedReads}, shared{accountBus, []string{events.ReceiptAll}}) +
+			taken{accountAudit, mapped([]string{events.ReceiptAll}, same)},
+			taken{accountDisclosed, mapped(disclosedKeeps, disclosedSubject)}, taken{accountDisclosed, mapped([]string{events.DisclosureAll}, same)})},
+		{accountAudit, "jetstream: enabled\n" + exports(shared{signedReads, []account{accountLog, accountDisclosed}}, shared{[]string{events.ReceiptAll}, []account{accountBus}}) +
 			imports(taken{accountLog, mapped(logReads, auditSubject)})},
+		{accountDisclosed, "jetstream: enabled\n" + exports(shared{append(slices.Clone(disclosedKeeps), events.DisclosureAll), []account{accountBus}}) +
+			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
 	} {
 		fmt.Fprintf(&b, "  %s {\n    %s    users: [\n", a.name, a.head)
 		for _, u := range c.Ring.Names().Users() {
@@ -181,10 +184,10 @@ func list(s []string) string {
 // above the 30 s for which NATS's own clients keep a pull open.
 const pullThreshold = "40s"
 
-// shared are services of one account that another one may import.
+// shared are services of one account that others may import.
 type shared struct {
-	to       account
 	subjects []string
+	to       []account
 }
 
 // exports is an account's list of services for others.
@@ -192,6 +195,10 @@ func exports(services ...shared) string {
 	var b strings.Builder
 	b.WriteString("    exports: [\n")
 	for _, e := range services {
+		var to []string
+		for _, a := range e.to {
+			to = append(to, string(a))
+		}
 		for _, s := range e.subjects {
 			response := ""
 			switch { // the batch of a pull or of a direct get has many answers
@@ -200,7 +207,7 @@ func exports(services ...shared) string {
 			case strings.Contains(s, ".MSG.NEXT."), strings.Contains(s, ".DIRECT.GET."):
 				response = ", response_type: stream"
 			}
-			fmt.Fprintf(&b, "      { service: %s, accounts: [%s]%s }\n", quote(s), e.to, response)
+			fmt.Fprintf(&b, "      { service: %s, accounts: [%s]%s }\n", quote(s), strings.Join(to, ", "), response)
 		}
 	}
 	b.WriteString("    ]\n")

@@ -12,10 +12,11 @@ import (
 type account string
 
 const (
-	accountLog   account = "LOG"
-	accountWork  account = "WORK"
-	accountBus   account = "BUS"
-	accountAudit account = "AUDIT"
+	accountLog       account = "LOG"
+	accountWork      account = "WORK"
+	accountBus       account = "BUS"
+	accountAudit     account = "AUDIT"
+	accountDisclosed account = "DISCLOSURES"
 )
 
 // rights is what one user may do. An empty list means nothing at all, never
@@ -52,10 +53,10 @@ const AuditDomain = "log"
 func auditSubject(s string) string { return inDomain(AuditDomain, s) }
 
 // signedReads lets lifecycle read the last signed tree, which says how much of
-// the log the tiles hold for good.
+// the log the tiles hold for good, and the eraser whether a legal hold is on.
 var signedReads = []string{js + "STREAM.MSG.GET." + events.AuditStream}
 
-// signedSubject is where lifecycle finds a subject of signedReads.
+// signedSubject is where both find a subject of signedReads.
 func signedSubject(s string) string { return inDomain(events.AuditDomain, s) }
 
 // workTakes is what workers use of the work stream: they ask for messages and
@@ -80,6 +81,17 @@ var workKeeps = []string{
 
 // workSubject is where lifecycle finds a subject of workKeeps.
 func workSubject(s string) string { return inDomain(events.WorkDomain, s) }
+
+// disclosedKeeps is what lifecycle uses of JetStream's API to make the stream of
+// disclosures. As with workKeeps, any user of BUS can have the server send
+// something there: there is nothing here that reads or takes away.
+var disclosedKeeps = []string{
+	js + "STREAM.INFO." + events.DisclosureStream,
+	js + "STREAM.CREATE." + events.DisclosureStream,
+}
+
+// disclosedSubject is where lifecycle finds a subject of disclosedKeeps.
+func disclosedSubject(s string) string { return inDomain(events.DisclosureDomain, s) }
 
 func inDomain(domain, s string) string {
 	return "$JS." + domain + ".API." + strings.TrimPrefix(s, js)
@@ -131,7 +143,19 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 		for _, s := range workKeeps {
 			pub = append(pub, workSubject(s))
 		}
+		for _, s := range disclosedKeeps {
+			pub = append(pub, disclosedSubject(s))
+		}
 		return rights{accountBus, pub, []string{"pdgate.v1.>", "pdgate.replica.>", "$SRV.>", events.NotifyAll, inbox}}, nil
+
+	case keyring.Eraser:
+		// Reads and purges; it writes nothing, and cannot change or delete the stream.
+		return rights{accountDisclosed, []string{
+			js + "STREAM.INFO." + events.DisclosureStream,
+			js + "STREAM.MSG.GET." + events.DisclosureStream,
+			js + "STREAM.PURGE." + events.DisclosureStream,
+			signedSubject(signedReads[0]),
+		}, []string{inbox}}, nil
 
 	case keyring.Operator:
 		return rights{accountBus,
@@ -144,7 +168,7 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 		return rights{accountBus, commands(u), []string{inbox}}, nil
 	case events.RoleGateway:
 		// A gateway answers workers who ask for prompts, and nobody else.
-		pub := append(commands(u), events.ReceiptSubject(role, name))
+		pub := append(commands(u), events.ReceiptSubject(role, name), events.DisclosureAll)
 		for _, w := range workers(names) {
 			pub = append(pub, w.InboxPrefix()+".>")
 		}

@@ -34,7 +34,7 @@ func forbidden(t *testing.T, nc *nats.Conn, subject string) bool {
 func everySubject() []string {
 	subjects := []string{
 		"pdgate.log.0", "pdgate.log.ops", "pdgate.notify.ref." + requestID, "pdgate.replica.r1",
-		"pdgate.work.ref.prefill", "pdgate.work.ref.decode", "pdgate.audit.signed", "_R_.x", "foreign", "$SRV.PING", "$SYS.REQ.SERVER.PING",
+		"pdgate.work.ref.prefill", "pdgate.work.ref.decode", "pdgate.audit.signed", "pdgate.disclosed.acme." + requestID, "_R_.x", "foreign", "$SRV.PING", "$SYS.REQ.SERVER.PING",
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.OTHER",
 	}
 	for _, role := range []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleLifecycle, events.RoleAuditor} {
@@ -55,9 +55,9 @@ func everySubject() []string {
 		"STREAM.MSG.DELETE.PDGATE", "DIRECT.GET.PDGATE", "CONSUMER.CREATE.PDGATE.c", "CONSUMER.DELETE.PDGATE.c", "CONSUMER.INFO.PDGATE.c", "CONSUMER.MSG.NEXT.PDGATE.c", "STREAM.INFO.PDGATE_WORK"} {
 		subjects = append(subjects, "$JS.log.API."+op)
 	}
-	for _, stream := range []string{events.LogStream, events.WorkStream, events.AuditStream} {
+	for _, stream := range []string{events.LogStream, events.WorkStream, events.AuditStream, events.DisclosureStream} {
 		for _, op := range []string{"INFO", "CREATE", "UPDATE", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE", "SNAPSHOT", "RESTORE", "PEER.REMOVE", "LEADER.STEPDOWN"} {
-			subjects = append(subjects, js+"STREAM."+op+"."+stream, "$JS.work.API.STREAM."+op+"."+stream, "$JS.audit.API.STREAM."+op+"."+stream)
+			subjects = append(subjects, js+"STREAM."+op+"."+stream, "$JS.work.API.STREAM."+op+"."+stream, "$JS.audit.API.STREAM."+op+"."+stream, "$JS.disclosures.API.STREAM."+op+"."+stream)
 		}
 		subjects = append(subjects, js+"DIRECT.GET."+stream)
 		for _, c := range []string{events.WorkConsumer("ref", events.RolePrefill), events.WorkConsumer("ref", events.RoleDecode), events.WorkConsumer("other", events.RolePrefill)} {
@@ -72,7 +72,7 @@ func everySubject() []string {
 
 var allCommands = []events.CommandType{
 	events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred, events.CmdDecoded, events.CmdFail,
-	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit,
+	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit,
 }
 
 func principals(r events.Role) []string {
@@ -123,11 +123,11 @@ func TestPublish(t *testing.T) {
 		{keyring.Gateway("gw1"), []string{
 			"pdgate.v1.gateway.gw1.admit.>", "pdgate.v1.gateway.gw1.cancel.>", "pdgate.v1.gateway.gw1.fail.>",
 			"pdgate.v1.gateway.gw1.query.>", "_INBOX.prefill-p1.>", "_INBOX.prefill-p2.>", "_INBOX.decode-d1.>", "_INBOX.decode-d2.>",
-			"pdgate.audit.receipt.gateway.gw1",
+			"pdgate.audit.receipt.gateway.gw1", "pdgate.disclosed.acme." + requestID,
 		}},
 		{keyring.Operator, []string{
 			"pdgate.v1.operator.operator.cancel.>", "pdgate.v1.operator.operator.quarantine.>",
-			"pdgate.v1.operator.operator.restore.>", "pdgate.v1.operator.operator.query.>", "$SRV.>",
+			"pdgate.v1.operator.operator.restore.>", "pdgate.v1.operator.operator.erase.>", "pdgate.v1.operator.operator.query.>", "$SRV.>",
 		}},
 		{keyring.Auditor, []string{
 			"$JS.log.API.STREAM.INFO.PDGATE", "$JS.log.API.STREAM.MSG.GET.PDGATE", "$JS.log.API.DIRECT.GET.PDGATE",
@@ -144,6 +144,11 @@ func TestPublish(t *testing.T) {
 			"_INBOX.>", "pdgate.notify.>", "pdgate.work.>", "pdgate.replica.>",
 			"$JS.work.API.STREAM.INFO.PDGATE_WORK", "$JS.work.API.STREAM.CREATE.PDGATE_WORK",
 			"$JS.work.API.CONSUMER.CREATE.PDGATE_WORK.>", "$JS.work.API.CONSUMER.INFO.PDGATE_WORK.*",
+			"$JS.disclosures.API.STREAM.INFO.PDGATE_DISCLOSURES", "$JS.disclosures.API.STREAM.CREATE.PDGATE_DISCLOSURES",
+		}},
+		{keyring.Eraser, []string{
+			"$JS.API.STREAM.INFO.PDGATE_DISCLOSURES", "$JS.API.STREAM.MSG.GET.PDGATE_DISCLOSURES", "$JS.API.STREAM.PURGE.PDGATE_DISCLOSURES",
+			"$JS.audit.API.STREAM.MSG.GET.PDGATE_AUDIT",
 		}},
 	} {
 		nc := connect(t, b, ring, tt.user)
@@ -174,7 +179,7 @@ func TestPublish(t *testing.T) {
 func TestSubscribe(t *testing.T) {
 	b, ring := startBroker(t)
 	probe := append(everySubject(), ">", "pdgate.>", "pdgate.v1.>", "pdgate.log.>", "pdgate.prompt.>", "pdgate.output.>", "pdgate.work.>",
-		"_INBOX.>", "_INBOX.*.>", "$JS.>", "$JS.API.>", "*.>", "pdgate.notify.>", "_R_.>", "$SRV.>", "_INBOX.lifecycle-bus.x", "_INBOX.lifecycle-log.x")
+		"_INBOX.>", "_INBOX.*.>", "$JS.>", "$JS.API.>", "*.>", "pdgate.notify.>", "_R_.>", "$SRV.>", "_INBOX.lifecycle-bus.x", "_INBOX.lifecycle-log.x", "_INBOX.eraser.x", "pdgate.disclosed.>")
 	for _, tt := range []struct {
 		user  keyring.User
 		allow []string
@@ -185,6 +190,7 @@ func TestSubscribe(t *testing.T) {
 		{keyring.Operator, []string{"_INBOX.operator-operator.>", "pdgate.notify.>"}},
 		{keyring.Auditor, []string{"_INBOX.auditor-auditor.>", "pdgate.audit.receipt.*.*", "$SRV.>"}},
 		{keyring.AuditorBus, []string{"_INBOX.auditor-auditor.>"}},
+		{keyring.Eraser, []string{"_INBOX.eraser.>"}},
 		{keyring.LifecycleLog, []string{"_INBOX.lifecycle-log.>"}},
 		{keyring.LifecycleBus, []string{"_INBOX.lifecycle-bus.>", "pdgate.v1.>", "pdgate.replica.>", "$SRV.>", "pdgate.notify.>"}},
 	} {

@@ -269,8 +269,8 @@ func TestWorkWithoutGuards(t *testing.T) {
 				if !strings.Contains(s, ".MSG.NEXT.") {
 					to = workSubject(s)
 				}
-				text = strings.Replace(text, exports(shared{accountBus, all}),
-					exports(shared{accountBus, append(slices.Clone(all), s)}), 1)
+				text = strings.Replace(text, exports(shared{all, []account{accountBus}}),
+					exports(shared{append(slices.Clone(all), s), []account{accountBus}}), 1)
 				text = strings.Replace(text, "      { service: { account: WORK,", "      { service: { account: WORK, subject: "+quote(s)+" }, to: "+quote(to)+" }\n      { service: { account: WORK,", 1)
 			}
 			return text

@@ -9,9 +9,11 @@
 //	operator.nk
 //	auditor.nk
 //	auditor-bus.nk
+//	eraser.nk
 //	admin.nk
 //	log-mac.key           32 bytes in hex: authenticates what lifecycle stores
-//	digest-secret.key     32 bytes in hex: key of all digests of prompts and outputs
+//	digest-secret.key     32 bytes in hex: key of the digests of all tenants without one
+//	tenants/<name>.key    32 bytes in hex: key of one tenant's digests and disclosures
 //	grant.pem             Ed25519: signs the rights to pull KV
 //	grant.pub.pem         its public half, for workers on other machines
 //	audit.pem             Ed25519: signs the tree of the log
@@ -24,13 +26,15 @@
 //
 // [Open] creates what is missing and never overwrites: a lost log key cannot be
 // told from a forged log, and a changed digest secret orphans every digest.
+// Tenants' keys are made when a tenant is, and are the only ones that are ever
+// destroyed.
 // [Load] creates nothing; a machine that runs one part holds that part's files
 // and no others. Files are refused when others may read them.
 //
 // Who needs what:
 //
-//	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, grant
-//	gateway    gateway-<name>, digest-secret
+//	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, tenants/, grant
+//	gateway    gateway-<name>, digest-secret, tenants/
 //	worker     <role>-<name>.nk, <role>-<name>.pem, grant.pub
 //	auditor    auditor.nk, auditor-bus.nk, log-mac, audit.pem, audit-readers
 //	nats       every .nk file, or the configuration that it prints

@@ -56,11 +56,16 @@ func WriteOnce(path string, b []byte, mode os.FileMode) error {
 	if err := os.Link(f.Name(), path); err != nil {
 		return fmt.Errorf("create key: %w", err)
 	}
+	return syncDir(dir)
+}
+
+// syncDir makes what came into a directory, or left it, last.
+func syncDir(dir string) error {
 	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("create key: %w", err)
+	if err == nil {
+		err = errors.Join(d.Sync(), d.Close())
 	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("sync key directory: %w", err)
 	}
 	return nil

@@ -17,6 +17,7 @@ const (
 	Operator     User = "operator"      // people: queries, cancel, quarantine
 	Auditor      User = "auditor"       // reads the log
 	AuditorBus   User = "auditor-bus"   // records who reads the audit log; has no right on either
+	Eraser       User = "eraser"        // reads and purges disclosures
 	Admin        User = "admin"         // every right in the log's account: the only one that can change or delete the stream
 )
 
@@ -26,11 +27,11 @@ func Gateway(name string) User { return User("gateway-" + name) }
 // Worker is the user of a worker with role prefill or decode.
 func Worker(role events.Role, name string) User { return User(string(role) + "-" + name) }
 
-// Role is the role that the user's permissions pin. Lifecycle's two users and
-// admin have none on the command subjects.
+// Role is the role that the user's permissions pin. Lifecycle's two users,
+// eraser and admin have none on the command subjects.
 func (u User) Role() events.Role {
 	switch u {
-	case LifecycleLog, LifecycleBus, Admin:
+	case LifecycleLog, LifecycleBus, Eraser, Admin:
 		return events.RoleLifecycle
 	case Operator:
 		return events.RoleOperator
@@ -44,7 +45,7 @@ func (u User) Role() events.Role {
 // Principal is the name that the user speaks under.
 func (u User) Principal() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, Operator, Auditor, Admin:
+	case LifecycleLog, LifecycleBus, Operator, Auditor, Eraser, Admin:
 		return string(u)
 	case AuditorBus:
 		return string(Auditor)
@@ -57,7 +58,7 @@ func (u User) Principal() string {
 // listen on: "_INBOX.<role>-<principal>".
 func (u User) InboxPrefix() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, Admin:
+	case LifecycleLog, LifecycleBus, Eraser, Admin:
 		return "_INBOX." + string(u)
 	}
 	return "_INBOX." + string(u.Role()) + "-" + u.Principal()
@@ -71,7 +72,7 @@ type Names struct {
 
 // Users lists every user of the installation.
 func (n Names) Users() []User {
-	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, AuditorBus, Admin}
+	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, AuditorBus, Eraser, Admin}
 	for _, g := range n.Gateways {
 		users = append(users, Gateway(g))
 	}

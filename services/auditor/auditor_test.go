@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -100,6 +101,7 @@ var errKilled = errors.New("killed")
 func TestKill(t *testing.T) {
 	ring := newSite(t, nil).ring
 	var key string
+	points := map[string]bool{}
 	for n := 0; ; n++ {
 		if testing.Short() && n%5 != 0 {
 			continue
@@ -107,9 +109,13 @@ func TestKill(t *testing.T) {
 		ended := t.Run(fmt.Sprint("step ", n), func(t *testing.T) {
 			s := newSite(t, ring)
 			s.fill(700)
+			y := &tenancy{s, map[string]map[int]audit.Head{}}
+			for range 20 {
+				y.add("acme", "globex")
+			}
 			dir := t.TempDir()
 			cfg := s.config("a1", dir)
-			cfg.Batch, cfg.Origin = 300, "example.com/log"
+			cfg.Batch, cfg.Origin, cfg.headsAfter = 300, "example.com/log", 1 // heads are saved with each commit
 			step, point := 0, ""
 			cfg.step = func(p string) error {
 				if step++; step > n {
@@ -147,21 +153,33 @@ func TestKill(t *testing.T) {
 			}
 			// One that dies after a commit goes on, and the second half comes then.
 			s.fill(100)
+			y.add("acme", "initech")
 			c := r.signedAll()
 			if at := s.receipts(r, c.Tree.N-1); at == nil {
 				t.Errorf("killed at %q: the last event has no receipt", point)
 			}
 			key = point
+			points[point] = true
 			if err := r.stop(); err != nil {
 				t.Error(err)
+			}
+			// Saved before the kill or read from the tiles, the heads are what they are.
+			for tenant, want := range y.ends {
+				got := map[int]audit.Head{}
+				for _, end := range r.heads.of(tenant) {
+					got[end.Partition] = end
+				}
+				if !maps.Equal(got, want) {
+					t.Errorf("killed at %q: heads of %s: %v, want %v", point, tenant, got, want)
+				}
 			}
 		})
 		if !ended {
 			return
 		}
 		if key == "" { // ran through without a kill
-			if n < 15 {
-				t.Errorf("%d commit points only", n)
+			if n < 15 || !points["heads"] && !testing.Short() {
+				t.Errorf("%d commit points only: %v", n, slices.Sorted(maps.Keys(points)))
 			}
 			return
 		}

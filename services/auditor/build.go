@@ -149,7 +149,7 @@ func (a *Auditor) commit() error {
 	}
 	a.dirty, a.bytes = 0, 0
 	a.committed.Store(st)
-	if !a.heads.enough(st.Size) {
+	if !a.heads.enough(st.Size, a.cfg.headsAfter) {
 		return nil
 	}
 	if err := a.cfg.step("heads"); err != nil {

@@ -61,6 +61,8 @@ type Config struct {
 	// step is called before each commit point; an error ends the replica as a
 	// crash there would.
 	step func(point string) error
+	// headsAfter stands in for the constant of that name; 0: as it is.
+	headsAfter int64
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -97,6 +99,9 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Recorder == nil {
 		c.Recorder = logRecorder{c.Logger}
+	}
+	if c.headsAfter == 0 {
+		c.headsAfter = headsAfter
 	}
 	if c.step == nil {
 		c.step = func(string) error { return nil }

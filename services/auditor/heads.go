@@ -84,9 +84,12 @@ type headsHead struct {
 	SHA256 string    `json:"sha256"` // of what follows, in hex
 }
 
+// headsAfter is the least number of leaves between two saves.
+const headsAfter = 65_536
+
 // enough says whether so much has come since the last save that another one is
-// due. The work of saving stays in proportion to that of building.
-func (h *heads) enough(size int64) bool { return size-h.saved >= max(65_536, 4*int64(h.count)) }
+// due, which is at least so many leaves. The work of saving stays in proportion to that of building.
+func (h *heads) enough(size, least int64) bool { return size-h.saved >= max(least, 4*int64(h.count)) }
 
 // save writes the heads of a committed tree.
 func (h *heads) save(s *store, st *state) error {

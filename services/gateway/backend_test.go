@@ -43,6 +43,7 @@ type backend struct {
 	lose     func(events.Type) bool            // notifications that never arrive
 	down     bool                              // nobody answers
 	deny     bool                              // admissions are denied
+	denyAs   *events.Denial                    // and this is what they get
 	models   []events.ModelView
 	landed   chan string // ids of requests as they end
 }
@@ -106,6 +107,9 @@ func (b *backend) Do(ctx context.Context, c *events.Command) (*events.Answer, er
 	r := b.records[c.Subject]
 	switch d := c.Data.(type) {
 	case *events.Admit:
+		if b.denyAs != nil {
+			return &events.Answer{Subject: c.Subject, Type: events.TypeDenied, Position: "9.0", Hash: "denied", Denied: b.denyAs}, nil
+		}
 		if b.deny {
 			return &events.Answer{Subject: c.Subject, Type: events.TypeDenied, Position: "9.0", Hash: "denied",
 				Denied: &events.Denial{Code: events.CodeStaleRequestID, Message: "stale"}}, nil

@@ -17,6 +17,7 @@ type call struct {
 	id           string // of the first lifecycle
 	req          *request
 	tenant       *Tenant
+	under        events.DigestKey // what the digests of the request are derived from
 	trace        string
 	label        string
 	created      time.Time
@@ -90,9 +91,8 @@ func (c *call) admitOne(ctx context.Context, f *flight) *failure {
 	if len(c.flights) > 1 {
 		a.Group = c.id
 	}
-	if c.label != "" {
-		a.Label = events.Digest(f.key, events.KindLabel, []byte(c.label))
-	}
+	a.TenantKey = c.under.Fingerprint
+	fields := c.personal(f, a)
 	f.asked = true
 	answer, err := c.do(ctx, f, events.CmdAdmit, a)
 	if err != nil {
@@ -103,12 +103,23 @@ func (c *call) admitOne(ctx context.Context, f *flight) *failure {
 		return fail
 	}
 	switch {
+	case answer.Denied != nil && answer.Denied.Code == events.CodeTenantKey:
+		f.asked = false
+		c.g.cfg.Logger.Error("the tenant's key is not the one that lifecycle holds", "request_id", f.id, "tenant", c.tenant.Name, "why", answer.Denied.Message)
+		if keys := c.g.keys.Tenants; keys != nil {
+			keys.Refresh()
+		}
+		return newFailure(events.CodeTenantKey, "gateway and lifecycle hold different keys of the tenant")
 	case answer.Denied != nil:
 		f.asked = false
 		return newFailure(events.CodeInternal, "the admission was denied: "+string(answer.Denied.Code))
 	case answer.Error != nil:
+		if keys := c.g.keys.Tenants; keys != nil && answer.Error.Code == events.CodeTenantErased {
+			keys.Forget(c.tenant.Name, c.under.Fingerprint)
+		}
 		return recorded(answer.Error)
 	}
+	c.g.disclose(ctx, c, f, fields)
 	return nil
 }
 

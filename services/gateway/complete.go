@@ -107,10 +107,13 @@ func (g *Gateway) understand(w http.ResponseWriter, r *http.Request, chat bool, 
 
 func (g *Gateway) newCall(r *http.Request, x *exchange, req *request, prompt []byte, tokens, pinned int) (*call, *failure) {
 	c := &call{
-		g: g, id: x.id, req: req, tenant: x.tenant, trace: traceparent(r), label: r.Header.Get(headerRequest),
+		g: g, id: x.id, req: req, tenant: x.tenant, under: g.keys.Of(x.tenant.Name), trace: traceparent(r), label: personal(r.Header.Get(headerRequest)),
 		created: g.cfg.Now(), promptTokens: tokens, maxTokens: req.maxTokens,
 		prompt: prompt, lease: lease{from: &g.memory},
 		wake: make(chan struct{}, 1), timer: time.NewTimer(g.cfg.Timeouts.Poll),
+	}
+	if len(c.under.Secret) == 0 {
+		return nil, newFailure(events.CodeTenantKey, "the tenant's key cannot be read here")
 	}
 	if !c.lease.set(int64(pinned)) {
 		return nil, newFailure(events.CodeOverloaded, "the gateway has no room for more prompts")
@@ -144,7 +147,7 @@ func (g *Gateway) newCall(r *http.Request, x *exchange, req *request, prompt []b
 			return nil, newFailure(events.CodeInternal, "the sampling of choice "+strconv.Itoa(i)+" cannot be encoded")
 		}
 		c.flights = append(c.flights, &flight{
-			id: id, choice: i, key: events.RequestKey(g.cfg.DigestSecret, id), sampling: sampling,
+			id: id, choice: i, key: c.under.Request(id), sampling: sampling,
 			call: c, state: events.New, outputs: make(map[string]*output),
 		})
 	}

@@ -43,7 +43,7 @@ func TestCompletion(t *testing.T) {
 	if _, err := events.RequestTime(rec.id); err != nil {
 		t.Errorf("request id: %v", err)
 	}
-	if rec.admit.Label != events.Digest(rec.key, events.KindLabel, []byte("mine")) {
+	if label := (events.DigestKey{Secret: testSecret}).Disclose(events.AdmissionID(rec.id), events.FieldLabel, "mine"); rec.admit.Label != label.Digest() {
 		t.Errorf("label %q", rec.admit.Label)
 	}
 	if rec.admit.Tenant != "acme" || rec.admit.Stream || rec.admit.Group != "" || rec.admit.MaxTokens != 64 {

@@ -36,6 +36,12 @@ type Tokenizer interface {
 	Chat(messages []Message) (prompt []byte, stop []string)
 }
 
+// Disclosures keeps the plain values of personal fields, sealed under their
+// tenant's key. It is called concurrently.
+type Disclosures interface {
+	Put(ctx context.Context, key events.DigestKey, tenant, requestID string, fields []events.Disclosure) error
+}
+
 // Guards can be taken away, one at a time, so that a test sees what each one
 // stops. The zero value has them all.
 type Guards struct {
@@ -59,8 +65,10 @@ type Config struct {
 	MaxTokens MaxTokens
 
 	// DigestSecret is the cluster's, shared with lifecycle: it keys the digests of
-	// prompts and outputs. At least 32 bytes.
+	// prompts and outputs of tenants without a key of their own. At least 32 bytes.
 	DigestSecret []byte
+	TenantKeys   events.TenantKeys // of the others; nil: no tenant has one
+	Disclosures  Disclosures       // nil: no personal field can be disclosed
 
 	// Temperature of requests that name none. Zero: greedy.
 	Temperature float64
@@ -77,15 +85,16 @@ type Limits struct {
 
 // Timeouts bound how long things may take.
 type Timeouts struct {
-	Body    time.Duration // reading a request body; 0: 60 s
-	Write   time.Duration // one write to a client; 0: 15 s
-	Admit   time.Duration // one admission; 0: 5 s
-	Cancel  time.Duration // the command that ends a request nobody waits for; 0: 5 s
-	Poll    time.Duration // silence after which a request asks lifecycle; 0: 1 s
-	Silence time.Duration // silence, of lifecycle too, after which it is given up; 0: 15 s
-	Output  time.Duration // for the last pieces of output to arrive after decoded; 0: 2 s
-	Request time.Duration // everything; 0: 15 min
-	Drain   time.Duration // for open requests to end after a stop; 0: 10 s
+	Body     time.Duration // reading a request body; 0: 60 s
+	Write    time.Duration // one write to a client; 0: 15 s
+	Admit    time.Duration // one admission; 0: 5 s
+	Disclose time.Duration // storing a request's personal fields, beside the request; 0: 2 s
+	Cancel   time.Duration // the command that ends a request nobody waits for; 0: 5 s
+	Poll     time.Duration // silence after which a request asks lifecycle; 0: 1 s
+	Silence  time.Duration // silence, of lifecycle too, after which it is given up; 0: 15 s
+	Output   time.Duration // for the last pieces of output to arrive after decoded; 0: 2 s
+	Request  time.Duration // everything; 0: 15 min
+	Drain    time.Duration // for open requests to end after a stop; 0: 10 s
 }
 
 // MaxTokens are the lengths of answers that name none, cut to what the model's
@@ -159,6 +168,7 @@ func (c *Config) complete() error {
 		{"timeouts.body", &t.Body, time.Minute},
 		{"timeouts.write", &t.Write, 15 * time.Second},
 		{"timeouts.admit", &t.Admit, 5 * time.Second},
+		{"timeouts.disclose", &t.Disclose, 2 * time.Second},
 		{"timeouts.cancel", &t.Cancel, 5 * time.Second},
 		{"timeouts.poll", &t.Poll, time.Second},
 		{"timeouts.silence", &t.Silence, 15 * time.Second},

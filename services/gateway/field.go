@@ -60,9 +60,11 @@ var fields = map[string]field{
 	"stream":                {inBoth, func(c *cursor, r *request) (err error) { r.stream, err = c.bool(); return err }},
 	"stream_options":        {inBoth, readStreamOptions},
 
+	// Recorded as a salted digest; the later name wins where both are there.
+	"user":              {inBoth, func(c *cursor, r *request) error { return readPersonal(c, &r.user) }},
+	"safety_identifier": {inBoth, func(c *cursor, r *request) error { return readPersonal(c, &r.safetyIdentifier) }},
+
 	// Taken and left aside: they label, or bend the sampling of engines that have it.
-	"user":                   {inBoth, takeString},
-	"safety_identifier":      {inBoth, takeString},
 	"prompt_cache_key":       {inBoth, takeString},
 	"prompt_cache_retention": {inBoth, takeString},
 	"service_tier":           {inBoth, takeString},

@@ -23,6 +23,8 @@ type Gateway struct {
 	started time.Time
 	memory  budget
 	foreign atomic.Uint64 // pieces of output from workers that do not hold the request
+	keys    events.Keys
+	kept    disclosing
 
 	ready  chan struct{}
 	halted chan struct{} // closed when open requests must end
@@ -52,6 +54,7 @@ func New(cfg Config) (*Gateway, error) {
 		halted:  make(chan struct{}),
 		idle:    make(chan struct{}),
 		flights: make(map[string]*flight),
+		keys:    events.Keys{Secret: cfg.DigestSecret, Tenants: cfg.TenantKeys},
 	}
 	g.handler = g.routes()
 	return g, nil
@@ -69,13 +72,14 @@ type Stats struct {
 	Flights  int    // open lifecycles
 	Memory   int64  // bytes of bodies, prompts and waiting output
 	Foreign  uint64 // pieces of output dropped: their sender does not hold the request
+	Withheld uint64 // requests whose personal fields were not stored: only their digests are left
 }
 
 // Stats reads the gauges.
 func (g *Gateway) Stats() Stats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return Stats{g.open, len(g.flights), g.memory.used.Load(), g.foreign.Load()}
+	return Stats{g.open, len(g.flights), g.memory.used.Load(), g.foreign.Load(), g.kept.lost.Load()}
 }
 
 // Run subscribes, and serves until ctx ends. It then refuses new requests, lets
@@ -124,6 +128,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 		err = errors.New("gateway: the NATS connection was closed")
 	}
 	g.drain()
+	g.kept.wg.Wait() // each within Timeouts.Disclose
 	return err
 }
 

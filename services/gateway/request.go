@@ -23,6 +23,8 @@ type request struct {
 	hasSeed             bool
 	stream, usage       bool
 	hasStreamOptions    bool
+	user                string // the client's name for its user
+	safetyIdentifier    string // the same, by its later name
 }
 
 // parseRequest reads a body, which it consumes. An error is a *bodyError.
@@ -79,6 +81,9 @@ func (r *request) check(choices int) error {
 		return within("max_completion_tokens", bad("differs from max_tokens"))
 	case r.maxTokens == 0:
 		r.maxTokens = r.maxCompletionTokens
+	}
+	if r.safetyIdentifier != "" {
+		r.user = r.safetyIdentifier
 	}
 	return nil
 }
@@ -191,6 +196,16 @@ func readContent(c *cursor, content *string) error {
 		return err
 	})
 	*content = string(all)
+	return err
+}
+
+// readPersonal takes a client's word about a person.
+func readPersonal(c *cursor, v *string) error {
+	s, err := c.text()
+	if err == nil && len(s) > events.MaxField {
+		err = bad("want at most " + strconv.Itoa(events.MaxField) + " bytes")
+	}
+	*v = string(s)
 	return err
 }
 

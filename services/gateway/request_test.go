@@ -36,6 +36,8 @@ func TestBodies(t *testing.T) {
 		`{"model":"ref","prompt":"\x"}`:                                    "prompt: a string holds an invalid escape",
 		"{\"model\":\"ref\",\"prompt\":\"a\nb\"}":                          "prompt: a control character stands unescaped in a string",
 		`{"model":"ref","prompt":"\ud834\udd1e\u20ac\/\n\t"}`:              "",
+		completion(`,"user":"` + strings.Repeat("u", 513) + `"`):           "user: want at most 512 bytes",
+		completion(`,"safety_identifier":7`):                               "safety_identifier: want a string",
 		`{"prompt":"p"}`:                                                   "model: is required",
 		`{"model":"a b","prompt":"p"}`:                                     "model: is not a valid name",
 		`{"model":7,"prompt":"p"}`:                                         "model: want a string",

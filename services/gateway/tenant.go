@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,6 +37,7 @@ type Tenants struct {
 	blind [32]byte
 
 	mu     sync.RWMutex
+	loaded stamp            // of the file that was read last
 	byKey  map[[32]byte]key // by the blinded digest of the key
 	byName map[string]*Tenant
 }
@@ -65,9 +68,55 @@ func LoadTenants(path string) (*Tenants, error) {
 	return t, nil
 }
 
+// stamp tells one state of a file from another.
+type stamp struct {
+	mod  time.Time
+	size int64
+}
+
+func stampOf(path string) (stamp, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return stamp{}, fmt.Errorf("read tenants: %w", err)
+	}
+	return stamp{fi.ModTime(), fi.Size()}, nil
+}
+
+// Follow reads the file again if it is another one than at the last try, and says
+// whether it did.
+func (t *Tenants) Follow() (bool, error) {
+	now, err := stampOf(t.path)
+	if err != nil {
+		return false, err
+	}
+	t.mu.RLock()
+	same := now == t.loaded
+	t.mu.RUnlock()
+	if same {
+		return false, nil
+	}
+	return true, t.Reload()
+}
+
+// All lists the tenants by name.
+func (t *Tenants) All() []Tenant {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	var all []Tenant
+	for _, n := range t.byName {
+		all = append(all, *n)
+	}
+	slices.SortFunc(all, func(a, b Tenant) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
 // Reload reads the file again. After an error the tenants are those of before.
 // A tenant whose limits are the same keeps what it has used of them.
 func (t *Tenants) Reload() error {
+	at, _ := stampOf(t.path) // before the content: a change in between is seen again
+	t.mu.Lock()
+	t.loaded = at
+	t.mu.Unlock()
 	b, err := os.ReadFile(t.path)
 	if err != nil {
 		return fmt.Errorf("read tenants: %w (docs/operations.md shows the file; `pdgate up` writes one)", err)

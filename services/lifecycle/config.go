@@ -27,7 +27,8 @@ type Config struct {
 	Bus          *nats.Conn            // everything else; it stays the caller's, and should reconnect for ever
 	Partitions   int                   // of the log
 	GrantKey     ed25519.PrivateKey    // signs grants
-	DigestSecret []byte                // derives the requests' digest keys; at least 16 bytes
+	DigestSecret []byte                // keys the digests of tenants without a key of their own; at least 16 bytes
+	TenantKeys   events.TenantKeys     // of the others; nil: no tenant has one
 	LogKey       []byte                // authenticates snapshots, as it does the log; at least 16 bytes
 	StateDir     string                // snapshots and the read side's file; "": neither is kept
 	Timeouts     statemachine.Timeouts // zero fields: the defaults of statemachine.Timeouts

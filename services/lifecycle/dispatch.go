@@ -330,7 +330,8 @@ func queueOf(r *statemachine.Request) (queueKey, bool) {
 }
 
 // workOf is the work that a request waits for, nil if it waits for none: it is
-// admitted, or prefilled without a grant to a worker that still lives.
+// admitted, or prefilled without a grant to a worker that still lives, and its
+// digests can be made here.
 func (s *Service) workOf(r *statemachine.Request) *events.Work {
 	w := &events.Work{
 		RequestID: r.ID, Model: r.Model, Tenant: r.Tenant, Gateway: r.Gateway,
@@ -357,7 +358,13 @@ func (s *Service) workOf(r *statemachine.Request) *events.Work {
 	if r.Tainted != "" {
 		return nil
 	}
-	w.DigestKey = hex.EncodeToString(events.RequestKey(s.cfg.DigestSecret, r.ID))
+	key, ok := s.keys.Under(r.Tenant, r.TenantKey)
+	if !ok {
+		// The tenant was erased, or this replica lacks its key: no worker could check
+		// what it gets. The request ends at its deadline, or another replica has it.
+		return nil
+	}
+	w.DigestKey = hex.EncodeToString(key.Request(r.ID))
 	return w
 }
 

@@ -20,6 +20,7 @@ type signing struct {
 	to     *caller
 	answer events.Answer // a copy: whoever else gets the answer has their own
 	grant  *events.Grant
+	under  string // fingerprint of the key that the request was admitted under
 }
 
 // signer signs grants on a goroutine of its own: a signature takes longer than
@@ -74,29 +75,35 @@ func (s *Service) sign(x signing) {
 		s.respond(x.to, nil, events.NewError(events.CodeInternal, "the grant is recorded and cannot be signed"))
 		return
 	}
+	key, ok := s.keys.Under(x.grant.Tenant, x.under)
+	if !ok {
+		s.log.Warn("grant is not given out: the tenant's key is not here", "request_id", x.answer.Subject, "tenant", x.grant.Tenant, "tenant_key", x.under)
+		s.respond(x.to, nil, events.NewError(events.CodeTenantKey, "the key that the request was admitted under is not here: it was erased, or not copied to this replica"))
+		return
+	}
 	x.answer.Grant = g
-	x.answer.KVKey = kvKey(s.cfg.DigestSecret, x.answer.Subject)
+	x.answer.KVKey = kvKey(key, x.answer.Subject)
 	s.respond(x.to, &x.answer, nil)
 }
 
 // grantFor is the grant that belongs to the answer to a granted command, nil if
-// none does. It is made from folded state only, so the grant is durable before
+// none does, and the fingerprint of the key that the request is under. It is made from folded state only, so the grant is durable before
 // it leaves the service, and every replica, however often it is asked, signs the
 // same bytes. A grant that a later one replaced is not given out again: the
 // owner would refuse it.
-func (s *shard) grantFor(a *events.Answer) *events.Grant {
+func (s *shard) grantFor(a *events.Answer) (*events.Grant, string) {
 	if a.Type != events.TypeTransferGranted || a.Denied != nil {
-		return nil
+		return nil, ""
 	}
 	x := s.find(a.Subject)
 	if x == nil || x.r.Grant == nil {
-		return nil
+		return nil, ""
 	}
 	rec, ok := lastGrant(x.r)
 	if !ok || a.ID != x.r.ID+"."+strconv.Itoa(rec.N) {
-		return nil
+		return nil, ""
 	}
-	return grantOf(x.r, rec.Pos)
+	return grantOf(x.r, rec.Pos), x.r.TenantKey
 }
 
 // lastGrant is the record of the request's last grant.
@@ -124,6 +131,6 @@ func grantOf(r *statemachine.Request, pos events.Position) *events.Grant {
 }
 
 // kvKey is the hex form of a request's KV digest key: 16 digits.
-func kvKey(secret []byte, requestID string) string {
-	return fmt.Sprintf("%016x", events.KVKey(events.RequestKey(secret, requestID)))
+func kvKey(key events.DigestKey, requestID string) string {
+	return fmt.Sprintf("%016x", events.KVKey(key.Request(requestID)))
 }

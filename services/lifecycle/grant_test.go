@@ -19,7 +19,7 @@ func TestSigner(t *testing.T) {
 	grant := func() {
 		id := newID(t)
 		s.signSoon(signing{&caller{reply: "_INBOX.a.1", cmd: events.CmdGrant},
-			events.Answer{Subject: id, State: events.Prefilled, Type: events.TypeTransferGranted, ID: id + ".3", Position: "7.0", Hash: "h"}, &events.Grant{RequestID: id}})
+			events.Answer{Subject: id, State: events.Prefilled, Type: events.TypeTransferGranted, ID: id + ".3", Position: "7.0", Hash: "h"}, &events.Grant{RequestID: id}, ""})
 	}
 	for range maxSigning {
 		grant()
@@ -39,7 +39,7 @@ func TestSigner(t *testing.T) {
 			t.Fatal(err)
 		}
 		g, err := a.Grant.Open(s.grantPublic)
-		if err != nil || g.RequestID != a.Subject || a.KVKey != kvKey(s.cfg.DigestSecret, a.Subject) {
+		if err != nil || g.RequestID != a.Subject || a.KVKey != kvKey(events.DigestKey{Secret: s.cfg.DigestSecret}, a.Subject) {
 			t.Fatalf("answer %+v, grant %+v: %v", a, g, err)
 		}
 	}

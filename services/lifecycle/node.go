@@ -149,8 +149,8 @@ func (n *node) Answer(to any, a *events.Answer, err *events.Error) {
 		return
 	}
 	if n.shard != nil && err == nil && c.reply != "" {
-		if g := n.shard.grantFor(a); g != nil {
-			n.svc.signSoon(signing{c, *a, g})
+		if g, under := n.shard.grantFor(a); g != nil {
+			n.svc.signSoon(signing{c, *a, g, under})
 			return
 		}
 	}

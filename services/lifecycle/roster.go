@@ -38,7 +38,7 @@ type sign struct {
 // fact that an admission records and a reason to append worker.left, and decides
 // nothing by itself.
 type roster struct {
-	ops atomic.Pointer[statemachine.Ops] // registrations and quarantines; replaced whole, never written to
+	ops atomic.Pointer[statemachine.Ops] // registrations, quarantines and erasures; replaced whole, never written to
 
 	mu      sync.Mutex
 	started time.Time            // listening since; until a worker had time to be heard it counts as alive
@@ -71,7 +71,7 @@ func (r *roster) listen(now time.Time) {
 // publish takes over the operations' state after a fold that changed it. The
 // maps are copied, so readers need no lock.
 func (r *roster) publish(o *statemachine.Ops, e *events.Event, now time.Time) {
-	r.ops.Store(&statemachine.Ops{Pos: o.Pos, Workers: maps.Clone(o.Workers), Quarantined: maps.Clone(o.Quarantined)})
+	r.ops.Store(&statemachine.Ops{Pos: o.Pos, Workers: maps.Clone(o.Workers), Quarantined: maps.Clone(o.Quarantined), Erased: maps.Clone(o.Erased)})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.limits)
@@ -104,6 +104,9 @@ func (r *roster) beat(name string, role events.Role, b events.Heartbeat, now tim
 
 // worker is the present registration of a worker, nil if there is none.
 func (r *roster) worker(name string) *events.WorkerJoined { return r.ops.Load().Workers[name] }
+
+// gone says whether a tenant's requests may not be admitted under the key.
+func (r *roster) gone(tenant, key string) bool { return r.ops.Load().Gone(tenant, key) }
 
 // last is when a registered life last gave a sign: by a heartbeat, by
 // registering, or by this replica not having listened yet. r.mu is held.

@@ -26,9 +26,10 @@ import (
 type Service struct {
 	cfg         Config
 	log         *slog.Logger
-	source      string // of events: "/pdgate/lifecycle/<name>"
-	writer      string // of envelopes: no other life of any replica has it
-	policy      string // digest of the admission policy
+	source      string      // of events: "/pdgate/lifecycle/<name>"
+	writer      string      // of envelopes: no other life of any replica has it
+	policy      string      // digest of the admission policy
+	keys        events.Keys // of the requests' digests
 	grantPublic ed25519.PublicKey
 	metrics     *metrics
 	tracer      trace.Tracer
@@ -86,7 +87,7 @@ func newService(cfg Config, publish func(*nats.Msg) error, unique func() string)
 	}
 	s := &Service{
 		cfg: cfg, log: cfg.Logger.With("replica", cfg.Name), source: "/pdgate/lifecycle/" + cfg.Name,
-		writer: cfg.Name + "." + unique(), unique: unique, publish: publish, noticeLimit: cfg.maxEnvelope(), policy: cfg.policy(),
+		writer: cfg.Name + "." + unique(), unique: unique, publish: publish, noticeLimit: cfg.maxEnvelope(), policy: cfg.policy(), keys: events.Keys{Secret: cfg.DigestSecret, Tenants: cfg.TenantKeys},
 		grantPublic: cfg.GrantKey.Public().(ed25519.PublicKey), tracer: otel.Tracer(scope), now: time.Now,
 		roster: newRoster(), counts: newCounts(), members: newMembers(cfg.Name),
 		slowTurns: make(chan struct{}, slowQueries), kickChores: make(chan struct{}, 1), awake: make(chan struct{}, 1), ready: make(chan struct{}),

@@ -206,6 +206,8 @@ func (s *shard) gather(c *events.Command, r *statemachine.Request, now time.Time
 		f.Admission.TenantOpen, f.Admission.QueueDepth = s.svc.counts.of(d.Tenant, d.Model)
 		f.Admission.QueueLimit = s.svc.cfg.QueueLimit
 		f.Admission.Policy = s.svc.policy
+		f.Admission.TenantErased = s.svc.roster.gone(d.Tenant, d.TenantKey)
+		f.TenantKey = s.svc.tenantKey(d)
 	case c.Role == events.RolePrefill || c.Role == events.RoleDecode:
 		f.Sender = s.svc.roster.worker(c.Principal)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/pdgate/pdgate/statemachine"
 )
 
-// opsShard is pdgate.log.ops: registrations and quarantines. Its node's lock
+// opsShard is pdgate.log.ops: registrations, quarantines and erasures. Its node's lock
 // guards it; everybody else reads the copies in the roster.
 type opsShard struct {
 	svc     *Service
@@ -88,6 +88,9 @@ func (s *opsShard) Fold(e *events.Event, pos events.Position, hash string) *even
 	}
 	if e.Type != events.TypeDenied {
 		s.svc.roster.publish(s.ops, e, s.svc.now())
+		if d, ok := e.Data.(*events.TenantErased); ok {
+			s.svc.forgetKeys(map[string][]string{d.Tenant: {d.TenantKey}})
+		}
 		s.svc.opsChanged()
 	}
 	if rs := s.ops.Subjects[e.Subject].Recorded; len(rs) > 0 && rs[len(rs)-1].N == e.N {

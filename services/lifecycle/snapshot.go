@@ -160,6 +160,7 @@ func (s *Service) restore(ctx context.Context) (uint64, error) {
 	s.opsNode.ops.ops = &st.ops
 	s.opsNode.loop.Resume(st.opsApplied)
 	s.roster.publish(&st.ops, nil, s.now())
+	s.forgetKeys(st.ops.Erased)
 	s.opsNode.mu.Unlock()
 	open := 0
 	for i := range st.partitions {

@@ -232,6 +232,7 @@ func formRequest(f *form, r *statemachine.Request) {
 	number(f, &r.PromptTokens)
 	number(f, &r.MaxTokens)
 	text(f, &r.PromptDigest)
+	name(f, &r.TenantKey)
 	f.time(&r.AdmittedAt)
 	f.time(&r.UpdatedAt)
 	f.time(&r.Deadline)
@@ -327,6 +328,7 @@ func formOps(f *form, o *statemachine.Ops) {
 	formPosition(f, &o.Pos)
 	table(f, &o.Workers, func(f *form, w **events.WorkerJoined) { optional(f, w, formJoined) })
 	table(f, &o.Quarantined, text)
+	table(f, &o.Erased, func(f *form, keys *[]string) { list(f, keys, text) })
 	table(f, &o.Subjects, formSubject)
 }
 

@@ -147,7 +147,7 @@ func sampleRequest(t testing.TB, n int) *statemachine.Request {
 	runs := []events.PageRun{{Start: 1, Count: 8, Generation: uint64(n)}}
 	r := &statemachine.Request{
 		ID: newID(t), State: events.Decoded, N: 7, Pos: events.Position{Seq: 1 << 30, Line: 3}, Hash: strings.Repeat("h", 43),
-		Tenant: "acme", Model: "ref", Gateway: "gw1", PromptTokens: 512, MaxTokens: 64, PromptDigest: sum,
+		Tenant: "acme", Model: "ref", Gateway: "gw1", PromptTokens: 512, MaxTokens: 64, PromptDigest: sum, TenantKey: "0123456789abcdef",
 		AdmittedAt: at, UpdatedAt: at, Deadline: at,
 		Prefill:  &events.RequestPrefilled{Worker: "p1", WorkerEpoch: 1 << 50, PromptTokens: 512, Pages: runs, PageTokens: 64, Layout: "ref/1", KVBytes: 1 << 20, KVDigest: sum, Lease: at},
 		Grant:    &events.TransferGranted{GrantEpoch: 1, Owner: "p1", OwnerEpoch: 1 << 50, Worker: "d1", WorkerEpoch: 1 << 50, WorkerKey: strings.Repeat("k", 43), OwnerKey: strings.Repeat("o", 43), OwnerAddress: "tcp://127.0.0.1:7070", Pages: runs, ReservedTokens: 576, Lease: at},

@@ -28,7 +28,8 @@ type exportFlags struct {
 	tenant, model         string
 	request, from, to     string
 	policy, start         string
-	resume                bool
+	resume, disclose      bool
+	remote                remote // of --disclose
 	patience              time.Duration
 	fromSeq, toSeq        uint64
 	since, until          time.Time
@@ -55,6 +56,11 @@ What breaks off leaves FILE.part, from which --resume goes on.`,
 			err := a.sources(x, cmd)
 			if err == nil {
 				defer x.close()
+				if f.disclose {
+					x.discloser, err = a.openDiscloser(cmd.Context(), &f.remote, x.say)
+				}
+			}
+			if err == nil {
 				err = x.run(cmd.Context())
 			}
 			if err != nil && x.begun {
@@ -77,6 +83,8 @@ What breaks off leaves FILE.part, from which --resume goes on.`,
 	p.StringVar(&f.dir, "dir", "", "read an auditor's directory, or a copy; without an auditor the export is not recorded")
 	p.StringVar(&f.policy, "policy", "", "policy to put into the bundle: log, witnesses, quorum")
 	p.StringVar(&f.start, "start", "", "an earlier checkpoint, which the bundle shall prove to be continued")
+	p.BoolVar(&f.disclose, "disclose", false, "add what opens the salted digests of the lines; needs eraser.nk and the tenants' keys")
+	f.remote.add(p)
 	p.BoolVar(&f.resume, "resume", false, "go on with an export that broke off")
 	p.DurationVar(&f.patience, "patience", 30*time.Second, "how long to try again while the auditor does not answer")
 	return c
@@ -97,6 +105,9 @@ func (f *exportFlags) check() error {
 			errs = append(errs, errors.New("with: want it for a bundle only"))
 		}
 		names = []string{f.format}
+		if f.disclose {
+			errs = append(errs, errors.New("disclose: want it for a bundle only"))
+		}
 	}
 	for _, n := range names {
 		if n == "jsonl" {
@@ -186,16 +197,20 @@ func (a *app) sources(x *exporter, cmd *cobra.Command) error {
 // exporter is one run of an export.
 type exporter struct {
 	exportFlags
-	stderr  io.Writer
-	web     *webSource // nil: there is no auditor to record the export
-	src     *logSource
-	closers []func()
-	begun   bool // there is a part to go on with
-	said    time.Time
-	models  map[string]struct{} // requests of the model that is asked for: 16 to 100 bytes each
+	stderr    io.Writer
+	web       *webSource // nil: there is no auditor to record the export
+	src       *logSource
+	closers   []func()
+	discloser *discloser // nil: nothing is disclosed
+	begun     bool       // there is a part to go on with
+	said      time.Time
+	models    map[string]struct{} // requests of the model that is asked for: 16 to 100 bytes each
 }
 
 func (x *exporter) close() {
+	if x.discloser != nil {
+		x.discloser.close()
+	}
 	for _, f := range x.closers {
 		f()
 	}

@@ -58,6 +58,9 @@ func (x *exporter) bundle(ctx context.Context, f *os.File, p *partFile) error {
 	if len(e.Start) == 0 {
 		e.Start = e.End
 	}
+	if x.discloser != nil {
+		e.Disclosures = x.discloser.of(ctx, p.lines())
+	}
 	for _, format := range x.derived {
 		e.Derived = append(e.Derived, auditlog.DerivedFile{Name: format.File(), Write: func(w io.Writer) error {
 			return export.Write(w, format, p.records())

@@ -24,6 +24,7 @@ import (
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/internal/telemetry"
+	"github.com/pdgate/pdgate/services/disclosure"
 	"github.com/pdgate/pdgate/services/gateway"
 	"github.com/pdgate/pdgate/services/lifecycle"
 	"github.com/pdgate/pdgate/services/lifecycle/client"
@@ -92,6 +93,10 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	if err != nil {
 		return err
 	}
+	tenants, err := ring.TenantKeys(log.With("part", "lifecycle"))
+	if err != nil {
+		return err
+	}
 	grant, err := ring.GrantKey()
 	if err != nil {
 		return err
@@ -116,14 +121,17 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	}
 	defer j.Close()
 	svc, err := lifecycle.New(lifecycle.Config{
-		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
+		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, TenantKeys: tenants, LogKey: logKey,
 		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, Replicas: p.replicas, BootQuiet: p.quiet, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
 	p.ready.Watch("lifecycle "+p.name, svc.Ready())
-	return svc.Run(ctx)
+	return supervise(ctx, []part{
+		{"tenants' keys", tenants.Run},
+		{"disclosures", func(ctx context.Context) error { return disclosure.Keep(ctx, bus, p.replicas, log) }},
+	}, []part{{"lifecycle", svc.Run}})
 }
 
 // engineFlags describe the engine, to workers and to the gateway's tokenizer.
@@ -190,6 +198,11 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 	if err != nil {
 		return err
 	}
+	log = log.With("part", "gateway", "gateway", p.name)
+	keys, err := ring.TenantKeys(log)
+	if err != nil {
+		return err
+	}
 	eng, err := engine.New(p.engine)
 	if err != nil {
 		return err
@@ -199,13 +212,16 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 		return err
 	}
 	defer nc.Close()
-	log = log.With("part", "gateway", "gateway", p.name)
+	store, err := disclosure.NewWriter(nc)
+	if err != nil {
+		return err
+	}
 	cl, err := client.New(ctx, client.Config{Conn: nc, Role: events.RoleGateway, Principal: p.name, Logger: log})
 	if err != nil {
 		return err
 	}
 	g, err := gateway.New(gateway.Config{
-		Name: p.name, Conn: nc, Client: hooked{cl, p.name, p.hooks.command}, DigestSecret: secret, Tenants: p.tenants, Guards: p.guards,
+		Name: p.name, Conn: nc, Client: hooked{cl, p.name, p.hooks.command}, DigestSecret: secret, TenantKeys: keys, Disclosures: store, Tenants: p.tenants, Guards: p.guards,
 		Models: map[string]gateway.Tokenizer{eng.Info().Model: tokenizer{eng}}, Timeouts: gateway.Timeouts{Drain: p.drain}, Logger: log,
 	})
 	if err != nil {
@@ -221,6 +237,12 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 		defer cancel()
 		ran <- g.Run(ctx)
 	}()
+	followed := make(chan struct{})
+	go func() { // ends with ctx
+		defer close(followed)
+		followTenants(ctx, keys, p.tenants, log)
+	}()
+	defer func() { cancel(); <-followed }()
 	select {
 	case <-g.Ready():
 		if p.ready != nil {

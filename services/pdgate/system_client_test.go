@@ -196,12 +196,24 @@ func (log *record) ids(r *reply) []string {
 	return ids
 }
 
+// tenantKey is the fingerprint of the key that a request was admitted under.
+func (log *record) tenantKey(id string) string {
+	for _, e := range log.has(id, events.TypeAdmitted) {
+		return e.Data.(*events.RequestAdmitted).TenantKey
+	}
+	return ""
+}
+
 // outcomes are a reply in the checker's terms.
 func (s *system) outcomes(log *record, r *reply) (all []statemachine.ClientOutcome) {
 	for i, id := range log.ids(r) {
 		o := statemachine.ClientOutcome{RequestID: id, Status: r.status, Complete: r.complete}
 		if r.status == http.StatusOK && r.complete && !strings.ContainsRune(r.texts[i], '\ufffd') {
-			o.OutputDigest = events.Digest(events.RequestKey(s.secret, id), events.KindOutput, []byte(r.texts[i]))
+			key, own := s.own[log.tenantKey(id)]
+			if !own {
+				key = events.DigestKey{Secret: s.secret}
+			}
+			o.OutputDigest = events.Digest(key.Request(id), events.KindOutput, []byte(r.texts[i]))
 		}
 		all = append(all, o)
 	}

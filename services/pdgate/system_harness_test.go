@@ -38,8 +38,9 @@ type system struct {
 
 	// Set while it runs.
 	endpoints
-	keys   map[string]string // API keys by tenant
-	secret []byte            // of digests
+	keys   map[string]string           // API keys by tenant
+	secret []byte                      // of digests
+	own    map[string]events.DigestKey // tenants' own keys, by fingerprint
 
 	mu      sync.Mutex
 	workers map[string]probe

@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdgate/pdgate/internal/broker"
+	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/services/gateway"
 )
 
@@ -111,9 +114,12 @@ const defaultData = "./pdgate-data"
 // demoKeyFile holds the demo tenant's API key, beside the other keys.
 const demoKeyFile = "demo-api-key"
 
+// demoTenant is who it belongs to.
+const demoTenant = "demo"
+
 // demoTenants loads the tenants file, and creates one with a demo tenant where
-// there is none. The key itself is written to the key directory; the file holds
-// its digest.
+// there is none. The API key itself is written to the key directory; the file holds
+// its digest. The tenant gets a key of its own for what the log digests.
 func demoTenants(dir string) (*gateway.Tenants, error) {
 	path := filepath.Join(dir, "tenants.yaml")
 	if _, err := os.Stat(path); os.IsNotExist(err) {
@@ -121,6 +127,13 @@ func demoTenants(dir string) (*gateway.Tenants, error) {
 		// The key first: a crash between the two leaves a key that opens nothing,
 		// and the next start writes both again.
 		if err := writeFile(filepath.Join(dir, "keys", demoKeyFile), key+"\n"); err != nil {
+			return nil, err
+		}
+		ring, err := keyring.Load(filepath.Join(dir, "keys"))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := ring.NewTenantKey(demoTenant); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
 		if err := writeFile(path, firstTenants(digest)); err != nil {
@@ -132,7 +145,7 @@ func demoTenants(dir string) (*gateway.Tenants, error) {
 
 // firstTenants is a tenants file with a demo tenant.
 func firstTenants(digest string) string {
-	return "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: demo\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
+	return "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: " + demoTenant + "\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
 }
 
 // dataFlag is the flag by which another command finds the same directory.

@@ -193,6 +193,8 @@ func (o *ocsfFile) add(e *entry) error {
 			kind = "worker"
 		case events.TypeModelQuarantined, events.TypeModelRestored:
 			kind = "model"
+		case events.TypeTenantErased:
+			kind = "tenant"
 		default:
 			v.Metadata.Correlation = r.Subject
 		}
@@ -221,7 +223,7 @@ func (v *ocsfEvent) activity(r *row) {
 	case events.TypeRejected:
 		id, name = activityCreate, "Create"
 		v.SeverityID, v.StatusID = severityLow, statusFailure
-	case events.TypeReleased, events.TypeWorkerLeft:
+	case events.TypeReleased, events.TypeWorkerLeft, events.TypeTenantErased:
 		id, name = activityDelete, "Delete"
 	case events.TypeFailed, events.TypeModelQuarantined:
 		v.SeverityID, v.StatusID = severityMedium, statusFailure

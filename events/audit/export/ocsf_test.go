@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -11,33 +12,27 @@ import (
 	"github.com/pdgate/pdgate/events"
 )
 
-// What OCSF 1.8.0 requires, as read in files of github.com/ocsf/ocsf-schema of about that version (not compared with its tag): of each
-// class (events/base_event.json, includes/classification.json, includes/occurrence.json,
-// events/application/api_activity.json, events/findings/finding.json and
-// data_security_finding.json), and of each object that is written (objects/*.json).
-var ocsfRequired = map[string][]string{
-	"6003": {"activity_id", "category_uid", "class_uid", "type_uid", "severity_id", "time", "metadata", "actor", "api", "src_endpoint"},
-	"2006": {"activity_id", "category_uid", "class_uid", "type_uid", "severity_id", "time", "metadata", "finding_info"},
-
-	"metadata":              {"product", "version"},
-	"metadata.product":      {"name"},
-	"api":                   {"operation"},
-	"api.request":           {"uid"},
-	"api.service":           {"name"},
-	"finding_info":          {"uid", "title"},
-	"finding_info.analytic": {"type_id"},
-	"trace":                 {"uid"},
-	"raw_data_hash":         {"algorithm_id", "value"},
+// ocsfSpec is what OCSF requires: of each class, of each object that is written by
+// its path, what an object must have at least one of, and the enumerated
+// activities. The file names where each was read.
+type ocsfSpec struct {
+	Version    string
+	Sources    map[string]string
+	Required   map[string][]string
+	OneOf      map[string][]string `json:"one_of"`
+	Activities map[string][]string
 }
 
-// ocsfOneOf are the constraints "at least one of".
-var ocsfOneOf = map[string][]string{
-	"actor":        {"process", "user", "invoked_by", "session", "app_name", "app_uid"},
-	"src_endpoint": {"ip", "uid", "name", "hostname", "svc_name", "instance_uid", "interface_uid", "interface_name"},
-}
-
-// ocsfActivities are the enumerated activities of each class.
-var ocsfActivities = map[string][]string{"6003": {"0", "1", "2", "3", "4", "99"}, "2006": {"0", "1", "2", "3", "4", "99"}}
+var ocsf = func() (s ocsfSpec) {
+	b, err := os.ReadFile("testdata/ocsf-required.json")
+	if err == nil {
+		err = json.Unmarshal(b, &s)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return s
+}()
 
 func checkOCSF(t *testing.T, line []byte) map[string]any {
 	t.Helper()
@@ -48,7 +43,7 @@ func checkOCSF(t *testing.T, line []byte) map[string]any {
 		t.Fatal(err)
 	}
 	class := fmt.Sprint(v["class_uid"])
-	want := ocsfRequired[class]
+	want := ocsf.Required[class]
 	if want == nil {
 		t.Fatalf("class %s", class)
 	}
@@ -58,11 +53,11 @@ func checkOCSF(t *testing.T, line []byte) map[string]any {
 		}
 	}
 	activity := fmt.Sprint(v["activity_id"])
-	if !slices.Contains(ocsfActivities[class], activity) || fmt.Sprint(v["type_uid"]) != class+"0"+activity || fmt.Sprint(v["category_uid"]) != class[:1] {
+	if !slices.Contains(ocsf.Activities[class], activity) || fmt.Sprint(v["type_uid"]) != class+"0"+activity || fmt.Sprint(v["category_uid"]) != class[:1] {
 		t.Errorf("class %s: activity, category and type_uid do not fit: %s", class, line)
 	}
 	checkObjects(t, "", v)
-	if s := v["metadata"].(map[string]any)["version"]; s != "1.8.0" {
+	if s := v["metadata"].(map[string]any)["version"]; s != ocsf.Version {
 		t.Errorf("version %v", s)
 	}
 	return v
@@ -71,12 +66,12 @@ func checkOCSF(t *testing.T, line []byte) map[string]any {
 // checkObjects looks for what each object must have.
 func checkObjects(t *testing.T, path string, v map[string]any) {
 	t.Helper()
-	for _, name := range ocsfRequired[path] {
+	for _, name := range ocsf.Required[path] {
 		if path != "" && v[name] == nil {
 			t.Errorf("%s: %s is missing", path, name)
 		}
 	}
-	if one := ocsfOneOf[path]; one != nil && !slices.ContainsFunc(one, func(name string) bool { return v[name] != nil }) {
+	if one := ocsf.OneOf[path]; one != nil && !slices.ContainsFunc(one, func(name string) bool { return v[name] != nil }) {
 		t.Errorf("%s has none of %q", path, one)
 	}
 	for name, o := range v {
@@ -129,7 +124,7 @@ func TestOCSFLean(t *testing.T) {
 		&events.RequestTransferred{}, &events.RequestDecoded{FinishReason: events.FinishStop},
 		&events.RequestFailed{Error: events.Error{Code: events.CodeInternal}, From: events.Admitted}, &events.RequestCancelled{Reason: events.CodeCancelled, From: events.Admitted},
 		&events.RequestReleased{Role: events.RoleDecode}, &events.CommandDenied{Command: events.CmdAdmit, Code: events.CodeMalformed},
-		&events.WorkerJoined{Role: events.RoleDecode}, &events.WorkerLeft{}, &events.ModelQuarantined{}, &events.ModelRestored{},
+		&events.WorkerJoined{Role: events.RoleDecode}, &events.WorkerLeft{}, &events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.AuditRead{},
 	} {
 		raw, err := events.Append(nil, &events.Event{ID: "e", Source: "s", Type: d.EventType(), Subject: "x", Data: d})
 		if err != nil {

@@ -170,6 +170,7 @@ func emitRead(b *bytes.Buffer, s *wireStruct) error {
 // checks maps a kind to the condition that holds for a right value.
 var checks = map[string]string{
 	"name": "ValidName(%s)", "model": "ValidModel(%s)", "request": "isRequest(%s)", "digest": "isDigest(%s)",
+	"personal": "isPersonal(%s)", "keyname": "isHex(%s, 16)",
 	"kvdigest": "isKVDigest(%s)", "key": "isKey(%s)", "hex32": "isHex(%s, 64)", "address": "isAddress(%s)",
 	"trace": "isTrace(%s)", "text": "isText(%s)", "message": "isMessage(%s)", "part": "isPart(%s)", "read": "isRead(%s)", "via": "isVia(%s)",
 	"positive": "%s", "limit": "isLimit(%s)", "status": "isStatus(%s)", "worker": "isWorker(%s)",

@@ -56,7 +56,9 @@ func (f field) scan() (statement string, quoted bool, err error) {
 		return fmt.Sprintf("if p.has(`\"\"`) {\n%s = \"\"\n} else {\np.lit(`\"`)\n%s = scanWord(p, %s)\n}\n", v, v, words[f.goType]), false, nil
 	case words[f.goType] != "" && !f.omit:
 		return fmt.Sprintf("%s = scanWord(p, %s)\n", v, words[f.goType]), true, nil
-	case f.goType == "bool" && !f.omit:
+	case f.goType == "bool" && f.omit: // false is left out
+		return "p.lit(\"true\")\n" + v + " = true\n", false, nil
+	case f.goType == "bool":
 		return v + " = p.bool()\n", false, nil
 	case f.goType == "int", f.goType == "int64", f.goType == "uint64":
 		read := "uint"

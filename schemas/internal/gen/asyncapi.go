@@ -26,7 +26,8 @@ var readers = []events.Role{events.RoleGateway, events.RolePrefill, events.RoleD
 
 // asyncAPI describes the NATS API from the side of the lifecycle service:
 // receive is what it is sent, send is what it publishes. What gateways and
-// workers exchange among themselves is described from the gateway's side.
+// workers exchange among themselves is described from the gateway's side, and
+// receipts from the auditor's.
 func asyncAPI(d docs) ([]byte, error) {
 	a := &asyncDoc{docs: d, channels: node{}, operations: node{}, messages: node{}}
 	a.commands()
@@ -35,6 +36,7 @@ func asyncAPI(d docs) ([]byte, error) {
 	a.notifications()
 	a.work()
 	a.frames()
+	a.receipts()
 	security := node{}
 	for _, r := range append(readers, events.RoleLifecycle) {
 		security[string(r)] = node{"type": "userPassword", "description": fmt.Sprintf(
@@ -257,4 +259,28 @@ func (a *asyncDoc) frames() {
 		"GATEWAY", "gateway", "WORKER", "worker", markRequest, "request_id"),
 		"A request's output on its way from decode worker to gateway", "output_chunk")
 	a.operation("output", "receive", "output", "Take output", []events.Role{events.RoleDecode}, []string{"output_chunk"}, "", nil)
+}
+
+// receipts are questions to the auditors, who answer from an account of their own.
+func (a *asyncDoc) receipts() {
+	a.messages["receipt_query"] = node{"name": "receipt_query", "summary": "Ask for the proof of an event", "contentType": "application/json",
+		"payload": node{"type": "object", "required": []string{"receipt"}, "additionalProperties": false, "properties": node{
+			"receipt": node{"type": "string", "pattern": `^[1-9][0-9]*\.(0|[1-9][0-9]*)(;[A-Za-z0-9_-]{43})?$`,
+				"description": "SEQ.LINE;HASH, as the header Pdgate-Receipt has it; only an auditor may leave the hash out"}}}}
+	a.messages["receipt_proof"] = node{"name": "receipt_proof", "summary": "That the event is in the signed log, with the event itself", "contentType": "text/plain",
+		"payload": node{"type": "string", "pattern": "^c2sp\\.org/tlog-proof@v1\n", "description": "A C2SP tlog-proof, whose extra line is the event in base64"}}
+	a.messages["receipt_refused"] = node{"name": "receipt_refused", "summary": "There is no proof, or not yet; the status is that of the read API", "contentType": "application/json",
+		"payload": node{"type": "object", "required": []string{"code", "message"}, "properties": node{
+			"code": node{"type": "string"}, "message": node{"type": "string"}}},
+		"headers": node{"type": "object", "required": []string{"Nats-Service-Error", "Nats-Service-Error-Code"}, "properties": node{
+			"Nats-Service-Error":      node{"type": "string", "description": "The code"},
+			"Nats-Service-Error-Code": node{"type": "string", "pattern": "^[45][0-9][0-9]$", "description": "404: the log has no such event. 409: it has another one there; keep the receipt. 503: not signed yet"},
+			"Retry-After":             node{"type": "string", "pattern": "^[0-9]+$", "description": "Seconds"},
+		}},
+	}
+	a.replyChannel("receipt.proofs", "receipt_proof", "receipt_refused")
+	a.channel("receipt", template(events.ReceiptSubject("ROLE", markName), "ROLE", "role", markName, "principal"),
+		"To any auditor", "receipt_query")
+	a.operation("receipt", "receive", "receipt", "Prove a receipt", []events.Role{events.RoleGateway, events.RoleAuditor},
+		[]string{"receipt_query"}, "receipt.proofs", []string{"receipt_proof", "receipt_refused"})
 }

@@ -32,11 +32,11 @@ var (
 		&events.RequestAdmitted{}, &events.RequestRejected{}, &events.RequestPrefilled{}, &events.TransferGranted{},
 		&events.RequestTransferred{}, &events.RequestDecoded{}, &events.RequestFailed{}, &events.RequestCancelled{},
 		&events.RequestReleased{}, &events.CommandDenied{}, &events.WorkerJoined{}, &events.WorkerLeft{},
-		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.AuditRead{},
+		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.AuditRead{},
 	}
 	commandTypes = []events.CommandData{
 		&events.Admit{}, &events.Reject{}, &events.Prefill{}, &events.GrantTransfer{}, &events.Transfer{}, &events.DecodeDone{},
-		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Audit{},
+		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Erase{}, &events.Audit{},
 	}
 	messageTypes = map[string]any{
 		"answer": events.Answer{}, "work": events.Work{}, "heartbeat": events.Heartbeat{}, "grant": events.Grant{},
@@ -58,8 +58,10 @@ var kinds = map[string]schema{
 	"name":     {"pattern": `^[A-Za-z0-9_:/-]{1,64}$`},
 	"model":    {"pattern": `^[A-Za-z0-9_:/-]+(\.[A-Za-z0-9_:/-]+)*$`, "maxLength": 64},
 	"request":  {"pattern": `^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`},
-	"digest":   {"pattern": `^hmac-sha256:[0-9a-f]{64}$`},
-	"kvdigest": {"pattern": `^(kvsum64:[0-9a-f]{16}|hmac-sha256:[0-9a-f]{64})$`},
+	"digest":   {"pattern": `^hmac-sha256(-kind)?:[0-9a-f]{64}$`},
+	"personal": {"pattern": `^(sha256-salted|hmac-sha256|hmac-sha256-kind):[0-9a-f]{64}$`},
+	"keyname":  {"pattern": `^[0-9a-f]{16}$`},
+	"kvdigest": {"pattern": `^(kvsum64:[0-9a-f]{16}|hmac-sha256(-kind)?:[0-9a-f]{64})$`},
 	"key":      {"pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`},
 	"hex32":    {"pattern": `^[0-9a-f]{64}$`},
 	"address":  {"pattern": `^(tcp://[^/?#@ \t\r\n]+:[0-9]{1,5}|unix:///[^\t\r\n\x00]+)$`, "maxLength": 256},
@@ -151,6 +153,8 @@ func commandSchema(d docs, data events.CommandData) schema {
 		subject, about = "name", "The worker"
 	case events.CmdQuarantine, events.CmdRestore:
 		subject, about = "model", "The model"
+	case events.CmdErase:
+		subject, about = "name", "The tenant"
 	case events.CmdAudit:
 		about = "The read: a UUIDv7 of its own"
 	}

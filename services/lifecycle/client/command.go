@@ -75,6 +75,11 @@ func (c *Client) Quarantine(ctx context.Context, model string, d *events.Quarant
 	return c.send(ctx, model, d)
 }
 
+// Erase records that a tenant's key is given up.
+func (c *Client) Erase(ctx context.Context, tenant string, d *events.Erase) (*events.Answer, error) {
+	return c.send(ctx, tenant, d)
+}
+
 // Audit records a read of the audit log under a new id.
 func (c *Client) Audit(ctx context.Context, d *events.Audit) (*events.Answer, error) {
 	id, err := uuid.NewV7()

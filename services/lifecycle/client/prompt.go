@@ -56,7 +56,7 @@ func (c *Client) FetchPrompt(ctx context.Context, w *events.Work, part string) (
 		if err != nil {
 			return nil, errors.New("work item: digest_key is not hex")
 		}
-		if events.Digest(key, events.KindPrompt, buf) != w.PromptDigest {
+		if !events.SameDigest(w.PromptDigest, key, events.KindPrompt, buf) {
 			return nil, unavailablePrompt("the gateway's prompt is not the admitted one: its digest differs")
 		}
 	}
