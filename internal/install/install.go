@@ -125,6 +125,7 @@ func (p *Plan) validate() error {
 type part struct {
 	name    string
 	keys    []string // files of the ring
+	digests bool     // with the keys of the tenants' digests
 	https   bool
 	tenants bool
 }
@@ -136,10 +137,10 @@ func nk(u keyring.User) string { return string(u) + ".nk" }
 func (p *Plan) parts() []part {
 	var all []part
 	for _, n := range p.Lifecycles {
-		all = append(all, part{name: n, keys: []string{nk(keyring.LifecycleLog), nk(keyring.LifecycleBus), "log-mac.key", "digest-secret.key", "grant.pem"}})
+		all = append(all, part{name: n, keys: []string{nk(keyring.LifecycleLog), nk(keyring.LifecycleBus), "log-mac.key", "digest-secret.key", "grant.pem"}, digests: true})
 	}
 	for _, n := range p.Gateways {
-		all = append(all, part{name: n, keys: []string{nk(keyring.Gateway(n)), "digest-secret.key"}, https: true, tenants: true})
+		all = append(all, part{name: n, keys: []string{nk(keyring.Gateway(n)), "digest-secret.key"}, digests: true, https: true, tenants: true})
 	}
 	for role, names := range map[events.Role][]string{events.RolePrefill: p.Prefill, events.RoleDecode: p.Decode} {
 		for _, n := range names {
@@ -193,7 +194,17 @@ func (w *writer) server(name string) error {
 // part writes one part's directory.
 func (w *writer) part(p part) error {
 	dir := path.Join("parts", p.name)
-	for _, k := range p.keys {
+	keys := p.keys
+	if p.digests {
+		all, err := filepath.Glob(filepath.Join(w.ring.Dir(), "tenants", "*.key"))
+		if err != nil {
+			return fmt.Errorf("install: %w", err)
+		}
+		for _, k := range all {
+			keys = append(keys, path.Join("tenants", filepath.Base(k)))
+		}
+	}
+	for _, k := range keys {
 		b, err := os.ReadFile(filepath.Join(w.ring.Dir(), k))
 		if err != nil {
 			return fmt.Errorf("install: %w", err)

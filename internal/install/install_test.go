@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/pdgate/pdgate/internal/keyring"
 )
 
 func plan(dir string) Plan {
@@ -80,24 +82,30 @@ func TestWriteKeepsWhatIsThere(t *testing.T) {
 func TestPartsHaveTheirOwnAndNothingElse(t *testing.T) {
 	dir := t.TempDir()
 	write(t, plan(dir))
+	ring, err := keyring.Load(filepath.Join(dir, "keys"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ring.NewTenantKey("acme"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, plan(dir))
 	for part, want := range map[string][]string{
-		"lc1": {"ca.pem", "digest-secret.key", "grant.pem", "lifecycle-bus.nk", "lifecycle-log.nk", "log-mac.key"},
-		"gw1": {"ca.pem", "digest-secret.key", "gateway-gw1.nk"},
+		"lc1": {"ca.pem", "digest-secret.key", "grant.pem", "lifecycle-bus.nk", "lifecycle-log.nk", "log-mac.key", "tenants/acme.key"},
+		"gw1": {"ca.pem", "digest-secret.key", "gateway-gw1.nk", "tenants/acme.key"},
 		"p1":  {"ca.pem", "grant.pub.pem", "prefill-p1.nk", "prefill-p1.pem"},
 		"d1":  {"ca.pem", "decode-d1.nk", "decode-d1.pem", "grant.pub.pem"},
 		"au1": {"audit-readers", "audit.pem", "auditor-bus.nk", "auditor.nk", "ca.pem", "log-mac.key"},
 	} {
-		entries, err := os.ReadDir(filepath.Join(dir, "parts", part, "keys"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		keys := filepath.Join(dir, "parts", part, "keys")
 		var have []string
-		for _, e := range entries {
-			have = append(have, e.Name())
-			if fi, err := e.Info(); err != nil || fi.Mode().Perm()&0o077 != 0 && !strings.HasSuffix(e.Name(), ".pub.pem") && e.Name() != "ca.pem" {
-				t.Errorf("%s: others may read %s", part, e.Name())
+		for name := range files(t, keys) {
+			have = append(have, name)
+			if fi, err := os.Stat(filepath.Join(keys, name)); err != nil || fi.Mode().Perm()&0o077 != 0 && !strings.HasSuffix(name, ".pub.pem") && name != "ca.pem" {
+				t.Errorf("%s: others may read %s", part, name)
 			}
 		}
+		slices.Sort(have)
 		if !slices.Equal(have, want) {
 			t.Errorf("%s has %v, want %v", part, have, want)
 		}
@@ -159,7 +167,7 @@ func TestServerConfiguration(t *testing.T) {
 		t.Error("an acknowledgement does not wait for the disk")
 	case o.HTTPHost != "127.0.0.1":
 		t.Errorf("statistics are served on %s", o.HTTPHost)
-	case len(o.Accounts) != 4:
+	case len(o.Accounts) != 5:
 		t.Errorf("%d accounts", len(o.Accounts))
 	}
 }

@@ -45,7 +45,7 @@ func (r *Ring) NewTenantKey(tenant string) (events.DigestKey, error) {
 	}
 	key := make([]byte, 32)
 	rand.Read(key)
-	if err := writeOnce(r.TenantKeyPath(tenant), append(hex.AppendEncode(nil, key), '\n'), 0o600); err != nil {
+	if err := WriteOnce(r.TenantKeyPath(tenant), append(hex.AppendEncode(nil, key), '\n'), 0o600); err != nil {
 		return events.DigestKey{}, err
 	}
 	return events.NewTenantKey(key), nil
@@ -87,7 +87,7 @@ func (r *Ring) BeginErase(tenant, fingerprint string) error {
 	if err := r.makeTenantDir(); err != nil {
 		return err
 	}
-	return writeOnce(r.tenantPath(tenant, erasingSuffix), []byte(fingerprint+"\n"), 0o600)
+	return WriteOnce(r.tenantPath(tenant, erasingSuffix), []byte(fingerprint+"\n"), 0o600)
 }
 
 // DestroyTenantKey overwrites and removes the key file, if it holds the key, or

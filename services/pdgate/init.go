@@ -61,7 +61,7 @@ One machine needs no init: 'pdgate up' makes what it needs.`,
 // that opens nothing, and the next run takes the same one.
 func (a *app) install(p install.Plan) error {
 	keyPath := filepath.Join(p.Dir, "keys", demoKeyFile)
-	key, err := firstKey(keyPath)
+	key, err := firstTenant(filepath.Join(p.Dir, "keys"), keyPath)
 	if err != nil {
 		return err
 	}
@@ -90,18 +90,25 @@ func (a *app) install(p install.Plan) error {
 	return err
 }
 
-// firstKey reads the first tenant's API key, or mints one.
-func firstKey(path string) (string, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return "", fmt.Errorf("init: %w", err)
-	}
-	key, _ := gateway.GenerateKey()
-	err := keyring.WriteOnce(path, []byte(key+"\n"), 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		b, err := os.ReadFile(path)
+// firstTenant reads the first tenant's API key. Where there is none it mints one,
+// after the key of the tenant's digests: one that was erased later is not made
+// again.
+func firstTenant(keys, path string) (string, error) {
+	if b, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
 		return strings.TrimSpace(string(b)), err
 	}
-	return key, err
+	if err := os.MkdirAll(keys, 0o700); err != nil {
+		return "", fmt.Errorf("init: %w", err)
+	}
+	ring, err := keyring.Load(keys)
+	if err != nil {
+		return "", err
+	}
+	if _, err := ring.NewTenantKey(demoTenant); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	key, _ := gateway.GenerateKey()
+	return key, keyring.WriteOnce(path, []byte(key+"\n"), 0o600)
 }
 
 func natsURLs(servers []string) string {
