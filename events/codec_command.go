@@ -39,6 +39,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Restore)
 	case CmdAudit:
 		return new(Audit)
+	case CmdTrim:
+		return new(Trim)
 	}
 	return nil
 }
@@ -136,7 +138,7 @@ func (c *Command) Check() error {
 	}
 	subject := "request"
 	switch c.Type {
-	case CmdRegister, CmdLeave:
+	case CmdRegister, CmdLeave, CmdTrim:
 		subject = "name"
 		ok = ValidName(c.Subject)
 	case CmdQuarantine, CmdRestore:

@@ -64,6 +64,7 @@ func fullEvents() []*Event {
 	add("llama-3.1", &ModelRestored{Model: "llama-3.1", Reason: "scrubbed and tested"})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
+	add(LogStream, &LogTrimmed{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
 	return out
 }
 
@@ -87,6 +88,7 @@ func leanEvents() []*Event {
 	add(&ModelQuarantined{})
 	add(&ModelRestored{})
 	add(&AuditRead{})
+	add(&LogTrimmed{})
 	return out
 }
 
@@ -114,6 +116,7 @@ func fullCommands() []*Command {
 	add("llama-3.1", &Restore{Reason: "scrubbed and tested"})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
+	add(LogStream, &Trim{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
 	return out
 }
 
@@ -133,6 +136,8 @@ func leanCommands() []*Command {
 			d.WorkerEpoch = 0
 		case *Audit:
 			*d = Audit{Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: 1}
+		case *Trim:
+			*d = Trim{BelowSeq: d.BelowSeq, Bound: d.Bound}
 		}
 	}
 	return out

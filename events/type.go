@@ -23,7 +23,8 @@ const (
 	TypeWorkerLeft       Type = "worker.left.v1" // by its own word, or because its heartbeats ended
 	TypeModelQuarantined Type = "model.quarantined.v1"
 	TypeModelRestored    Type = "model.restored.v1"
-	TypeAuditRead        Type = "audit.read.v1" // somebody read the audit log; outside of any history
+	TypeAuditRead        Type = "audit.read.v1"  // somebody read the audit log; outside of any history
+	TypeLogTrimmed       Type = "log.trimmed.v1" // what is below a sequence leaves the live stream
 )
 
 // Kinds of reads of the audit log.

@@ -35,6 +35,7 @@ var forms = map[Type]form{
 	TypeModelQuarantined: {fresh: func() payload { return new(ModelQuarantined) }},
 	TypeModelRestored:    {fresh: func() payload { return new(ModelRestored) }},
 	TypeAuditRead:        {fresh: func() payload { return new(AuditRead) }},
+	TypeLogTrimmed:       {fresh: func() payload { return new(LogTrimmed) }},
 }
 
 // upcast carries d through the versions after its own to the newest.

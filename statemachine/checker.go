@@ -84,6 +84,7 @@ type Checker struct {
 	hash      []byte // of the event at hand
 	ops       Ops
 	pages     ledger
+	first     uint64 // sequence of the first envelope that the log still has
 	clients   clientSide
 
 	events, total int
@@ -152,6 +153,12 @@ func (c *Checker) Add(env *events.Envelope) error {
 			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 		}
 	}
+	if c.first == 0 {
+		c.first = env.Seq
+	}
+	if p.last == 0 && c.left(env.Expected) {
+		p.last = env.Expected // what the partition's first envelope was written on has left
+	}
 	if env.Expected != p.last || env.Seq <= p.last {
 		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, p.last)
 	}
@@ -214,6 +221,10 @@ func (c *Checker) chainTenant(p *part, e *events.Event, pos events.Position) {
 	if end == nil {
 		end = &tenantEnd{}
 		p.tenants[strings.Clone(e.Tenant)] = end
+		if c.first > 1 && e.TenantSeq > 1 {
+			// The event before it has left.
+			end.seq, end.hash = e.TenantSeq-1, append(end.hash, e.TenantPrev...)
+		}
 	}
 	switch {
 	case e.TenantSeq != end.seq+1:
@@ -229,6 +240,7 @@ func (c *Checker) operation(e *events.Event, pos events.Position) {
 		c.outsider(e, pos, "")
 		return
 	}
+	c.assume(e)
 	if err := FoldOps(&c.ops, e, pos, ""); err != nil {
 		c.violate(RuleDecision, e.Subject, pos, "%v", err)
 	}
@@ -300,8 +312,8 @@ func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 	switch {
 	case e.N == 1 && old && e.Type != denied:
 		c.violate(RuleFinal, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
-	case e.N > 1 && old && (e.Type == denied || e.Type == events.TypeReleased):
-		return false // after the end of a request that is forgotten
+	case e.N > 1 && (old || c.left(e.Prev.Seq)) && (e.Type == denied || e.Type == events.TypeReleased):
+		return false // after the end of a request that is forgotten, or has left
 	case e.N > 1:
 		c.violate(RuleLog, e.Subject, pos, "number %d is the first one in the log", e.N)
 	}
@@ -310,6 +322,9 @@ func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 
 // Close judges what is still open at the end of the log, as of now.
 func (c *Checker) Close(now time.Time) {
+	if t := c.ops.Trimmed; c.first > 1 && (t == nil || t.BelowSeq < c.first) {
+		c.violate(RuleLog, events.LogStream, events.Position{Seq: c.first}, "the log begins at %d, and no event says that what is before may leave it", c.first)
+	}
 	for _, q := range c.stillOpen() {
 		if q.broken || q.Deadline.IsZero() || !now.After(q.Deadline.Add(c.cfg.Slack)) {
 			continue

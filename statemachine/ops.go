@@ -16,7 +16,8 @@ type Ops struct {
 	Pos         events.Position                 `json:"-"`           // of the last event
 	Workers     map[string]*events.WorkerJoined `json:"workers"`     // by name: the present life
 	Quarantined map[string]string               `json:"quarantined"` // model -> reason
-	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker or model -> its history's end
+	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker, model or the log -> its history's end
+	Trimmed     *events.LogTrimmed              `json:"trimmed"`     // the last one; nil: the whole log is there
 }
 
 // OpsSubject is the end of one worker's or model's history.
@@ -110,6 +111,8 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 			o.Quarantined[d.Model] = d.Reason
 		case *events.ModelRestored:
 			delete(o.Quarantined, d.Model)
+		case *events.LogTrimmed:
+			o.Trimmed = d
 		}
 		if e.Type != denied {
 			s.Changed = e.N
@@ -152,6 +155,11 @@ func legalOps(o *Ops, s *OpsSubject, e *events.Event) error {
 		subject = d.Model
 	case *events.ModelRestored:
 		subject = d.Model
+	case *events.LogTrimmed:
+		subject = events.LogStream
+		if what := untrimmable(o, d); what != "" {
+			return errors.New(what)
+		}
 	default:
 		return errors.New("an event of a request")
 	}

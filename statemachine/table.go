@@ -118,6 +118,7 @@ var commands = []CommandRow{
 	{events.CmdQuarantine, roles(events.RoleOperator, events.RoleLifecycle), types(events.TypeModelQuarantined, denied), "stop admissions of a model"},
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
 	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
+	{events.CmdTrim, roles(events.RoleLifecycle), types(events.TypeLogTrimmed, denied), "let the beginning of the log leave the live stream"},
 }
 
 func roles(r ...events.Role) []events.Role { return r }
@@ -137,7 +138,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit, events.CmdTrim:
 		return true
 	}
 	return false

@@ -220,6 +220,8 @@ func (w *world) payload(c events.CommandType, role events.Role) events.CommandDa
 		return &events.Restore{}
 	case events.CmdAudit:
 		return &events.Audit{}
+	case events.CmdTrim:
+		return &events.Trim{}
 	}
 	return nil
 }

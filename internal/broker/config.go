@@ -85,7 +85,7 @@ func (c Config) Text() (string, error) {
 		name account
 		head string
 	}{
-		{accountLog, "jetstream: enabled\n" + exports(shared{accountAudit, logReads}) +
+		{accountLog, "jetstream: enabled\n" + exports(shared{accountAudit, logReads}, shared{accountTrim, logTrims}) +
 			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
 		{accountWork, "jetstream: enabled\n" + exports(shared{accountBus, slices.Concat(workTakes, workKeeps, []string{events.WorkAll})})},
 		{accountBus, imports(
@@ -93,6 +93,7 @@ func (c Config) Text() (string, error) {
 			taken{accountAudit, mapped([]string{events.ReceiptAll}, same)})},
 		{accountAudit, "jetstream: enabled\n" + exports(shared{accountLog, signedReads}, shared{accountBus, []string{events.ReceiptAll}}) +
 			imports(taken{accountLog, mapped(logReads, auditSubject)})},
+		{accountTrim, imports(taken{accountLog, mapped(logTrims, auditSubject)})},
 	} {
 		fmt.Fprintf(&b, "  %s {\n    %s    users: [\n", a.name, a.head)
 		for _, u := range c.Ring.Names().Users() {

@@ -2,7 +2,7 @@
 // configuration that gives an external one the same accounts and permissions:
 // [Config.Text] is what the embedded server itself is started from.
 //
-// Four accounts keep apart what must not meet:
+// Five accounts keep apart what must not meet:
 //
 //	LOG    the stream PDGATE. Users: lifecycle-log, admin.
 //	WORK   the stream PDGATE_WORK. No users: BUS imports what is used of it.
@@ -11,6 +11,8 @@
 //	AUDIT  the stream PDGATE_AUDIT, the last signed tree, which LOG may read;
 //	       imports the read half of LOG's JetStream API, and answers BUS's
 //	       requests for receipts. User: auditor.
+//	TRIM   imports the right to take the beginning off the stream PDGATE. User:
+//	       lifecycle-trim, where the log is trimmed.
 //
 // Permissions on a single account are not enough. A publisher chooses the reply
 // subject of a request, and whoever answers, JetStream's own API included,

@@ -33,6 +33,7 @@ type Config struct {
 	Timeouts     statemachine.Timeouts // zero fields: the defaults of statemachine.Timeouts
 	Guards       statemachine.Guards   // the zero value: all on
 	QueueLimit   int                   // most requests of a model that wait for prefill; 0: no limit
+	Retention    Retention             // the zero value: all of the log is kept
 	Logger       *slog.Logger          // nil: nothing is logged
 
 	// BootQuiet is how long a replica listens for others before it claims its
@@ -41,6 +42,9 @@ type Config struct {
 	// SnapshotEvery is the time between snapshots; 0: one minute. A snapshot is
 	// also written after 10,000 envelopes, and at a clean stop.
 	SnapshotEvery time.Duration
+	// FetchWait is how long a start on a trimmed log waits for another replica's
+	// snapshot, where its own reaches not so far; 0: 15 seconds.
+	FetchWait time.Duration
 }
 
 const minSecret = 16
@@ -67,6 +71,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("lifecycle: the log key has %d bytes, want at least %d", len(c.LogKey), minSecret)
 	case c.QueueLimit < 0:
 		return c, errors.New("lifecycle: the queue limit is negative")
+	case c.Retention.check() != nil:
+		return c, c.Retention.check()
 	case c.BootQuiet < 0 || c.SnapshotEvery < 0:
 		return c, errors.New("lifecycle: BootQuiet and SnapshotEvery are 0 or more")
 	}
@@ -87,6 +93,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.SnapshotEvery == 0 {
 		c.SnapshotEvery = time.Minute
 	}
+	if c.FetchWait == 0 {
+		c.FetchWait = fetchWait
+	}
+	c.Retention = c.Retention.withDefaults()
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -105,6 +105,28 @@ func (s *Service) end(ctx context.Context) (seq uint64, err error) {
 	return seq, err
 }
 
+// extent is what the log holds. It is asked again until it answers.
+func (s *Service) extent(ctx context.Context) (x *journal.Extent, err error) {
+	err = s.insist(ctx, func(ctx context.Context) error {
+		x, err = s.cfg.Journal.Extent(ctx)
+		return err
+	})
+	return x, err
+}
+
+// begins is the log's first sequence, for the read side. A log that was cut is
+// alarming, and read from where it begins all the same.
+func (s *Service) begins(ctx context.Context) (uint64, error) {
+	x, err := s.extent(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := x.Check(); err != nil {
+		s.alarm("the log is not whole", "err", err)
+	}
+	return x.First, nil
+}
+
 // macAt is the MAC of the envelope at a sequence: what tells one log from
 // another. A log that does not answer is asked again until ctx ends; only "no
 // such message" is an answer.

@@ -46,6 +46,8 @@ type Service struct {
 	signer  *signer // set by Run; nil: whoever answers signs
 
 	projection *projection.Projection // set by Run
+	kept       generations
+	trim       trimState
 	slowTurns  chan struct{}
 	slowDone   sync.WaitGroup
 	kickChores chan struct{}
@@ -60,8 +62,10 @@ type Service struct {
 	envelopes atomic.Uint64 // followed since the last snapshot
 
 	// Tests only.
-	silent   atomic.Bool // as if the process were killed: nothing leaves any more
-	tickHook func()      // called by the tick loop: may make it hang
+	silent   atomic.Bool              // as if the process were killed: nothing leaves any more
+	tickHook func()                   // called by the tick loop: may make it hang
+	trimStep func(point string) error // called before each commit point of a trim: an error ends the trim there
+	unbound  string                   // the name of a bound of trims that is left out
 }
 
 // New checks the configuration. Nothing runs and nothing is read before Run.
@@ -91,6 +95,7 @@ func newService(cfg Config, publish func(*nats.Msg) error, unique func() string)
 		roster: newRoster(), counts: newCounts(), members: newMembers(cfg.Name),
 		slowTurns: make(chan struct{}, slowQueries), kickChores: make(chan struct{}, 1), awake: make(chan struct{}, 1), ready: make(chan struct{}),
 	}
+	s.kept.path, s.kept.olderPath = s.statePath(snapshotName), s.statePath(snapshotOlder)
 	if s.metrics, err = newMetrics(); err != nil {
 		return nil, fmt.Errorf("lifecycle: instruments: %w", err)
 	}
@@ -173,7 +178,7 @@ func (s *Service) run(ctx context.Context) (err error) {
 	if err := s.checkLog(ctx); err != nil {
 		return err
 	}
-	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Logger: s.log}); err != nil {
+	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Begin: s.begins, Logger: s.log}); err != nil {
 		return err
 	}
 	defer s.projection.Close()
@@ -216,6 +221,7 @@ func (s *Service) run(ctx context.Context) (err error) {
 	run("chores", func(ctx context.Context) error { s.chores(ctx); return nil })
 	run("work queues", func(ctx context.Context) error { s.work.run(ctx); return nil })
 	run("snapshots", s.snapshots)
+	run("trim", func(ctx context.Context) error { s.trims(ctx); return nil })
 
 	err = s.serve(ctx, loops)
 	if ctx.Err() != nil && loops.Err() == nil {

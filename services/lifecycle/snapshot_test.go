@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -251,10 +252,11 @@ func TestSnapshotAfterACrash(t *testing.T) {
 		_, err := io.WriteString(w, "whole")
 		return err
 	}
-	if err := writeAtomic(path, whole); err != nil {
+	var names sync.Mutex
+	if err := writeAtomic(path, path+".older", &names, whole); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeAtomic(path, func(w io.Writer) error { return errors.Join(whole(w), io.ErrShortWrite) }); !errors.Is(err, io.ErrShortWrite) {
+	if err := writeAtomic(path, path+".older", &names, func(w io.Writer) error { return errors.Join(whole(w), io.ErrShortWrite) }); !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("half a file: %v", err)
 	}
 	b, err := os.ReadFile(path)
