@@ -84,7 +84,8 @@ type Checker struct {
 	hash      []byte // of the event at hand
 	ops       Ops
 	pages     ledger
-	first     uint64 // sequence of the first envelope that the log still has
+	first     uint64          // sequence of the first envelope that the log still has
+	halves    map[string]half // by request id: of those whose history the log's beginning is in
 	clients   clientSide
 
 	events, total int
@@ -309,11 +310,14 @@ func (c *Checker) request(partition int, e *events.Event, pos events.Position) {
 func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 	born, err := events.RequestTime(e.Subject)
 	old := err == nil && e.Time.Sub(born) > c.cfg.Keep
+	if c.halved(e, pos) {
+		return false
+	}
 	switch {
 	case e.N == 1 && old && e.Type != denied:
 		c.violate(RuleFinal, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
-	case e.N > 1 && (old || c.left(e.Prev.Seq)) && (e.Type == denied || e.Type == events.TypeReleased):
-		return false // after the end of a request that is forgotten, or has left
+	case e.N > 1 && old && (e.Type == denied || e.Type == events.TypeReleased):
+		return false // after the end of a request that is forgotten
 	case e.N > 1:
 		c.violate(RuleLog, e.Subject, pos, "number %d is the first one in the log", e.N)
 	}

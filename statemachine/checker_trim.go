@@ -1,6 +1,10 @@
 package statemachine
 
-import "github.com/pdgate/pdgate/events"
+import (
+	"strings"
+
+	"github.com/pdgate/pdgate/events"
+)
 
 // What is below the first envelope that a log still has cannot be judged. It is
 // taken for granted as far as what follows builds on it, and [Checker.Close] wants
@@ -24,4 +28,28 @@ func (c *Checker) assume(e *events.Event) {
 	if d, ok := e.Data.(*events.WorkerLeft); ok {
 		c.ops.Workers[d.Worker] = &events.WorkerJoined{Worker: d.Worker, Epoch: d.Epoch}
 	}
+}
+
+// half is the end of a history whose beginning has left.
+type half struct {
+	n   int
+	pos events.Position
+}
+
+// halved says whether the event is of a history whose beginning has left: the
+// request had ended when the log was trimmed, and no state is known that the rest
+// could be judged in. That the rest has no hole is judged.
+func (c *Checker) halved(e *events.Event, pos events.Position) bool {
+	h, known := c.halves[e.Subject]
+	switch {
+	case e.N < 2, !known && !c.left(e.Prev.Seq):
+		return false
+	case known && (e.N != h.n+1 || e.Prev != h.pos):
+		c.violate(RuleLog, e.Subject, pos, "number %d with prev %q follows number %d at %q", e.N, e.Prev, h.n, h.pos)
+	}
+	if c.halves == nil {
+		c.halves = map[string]half{}
+	}
+	c.halves[strings.Clone(e.Subject)] = half{e.N, pos}
+	return true
 }

@@ -62,10 +62,11 @@ type Service struct {
 	envelopes atomic.Uint64 // followed since the last snapshot
 
 	// Tests only.
-	silent   atomic.Bool              // as if the process were killed: nothing leaves any more
-	tickHook func()                   // called by the tick loop: may make it hang
-	trimStep func(point string) error // called before each commit point of a trim: an error ends the trim there
-	unbound  string                   // the name of a bound of trims that is left out
+	silent    atomic.Bool              // as if the process were killed: nothing leaves any more
+	tickHook  func()                   // called by the tick loop: may make it hang
+	trimStep  func(point string) error // called before each commit point of a trim: an error ends the trim there
+	trimRound func()                   // called before each round of trims
+	unbound   string                   // the name of a bound of trims that is left out
 }
 
 // New checks the configuration. Nothing runs and nothing is read before Run.

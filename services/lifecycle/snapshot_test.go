@@ -32,10 +32,11 @@ type memory struct {
 	Ops      *statemachine.Ops
 	Waiting  map[string]int
 	Timers   map[int]int
+	First    map[string]uint64
 }
 
 func (x *replica) memory() memory {
-	m := memory{Applied: map[int]uint64{}, Requests: map[string]*statemachine.Request{}, Since: map[string]time.Time{}, Tenants: map[int]map[string]chain{}, Waiting: x.counts.waiting(), Timers: map[int]int{}}
+	m := memory{Applied: map[int]uint64{}, Requests: map[string]*statemachine.Request{}, Since: map[string]time.Time{}, Tenants: map[int]map[string]chain{}, Waiting: x.counts.waiting(), Timers: map[int]int{}, First: map[string]uint64{}}
 	for _, n := range x.nodes {
 		n.mu.Lock()
 		m.Applied[n.partition] = n.loop.Applied()
@@ -43,7 +44,7 @@ func (x *replica) memory() memory {
 		m.Timers[n.partition] = n.shard.wheel.size
 		for _, all := range []map[string]*entry{n.shard.open, n.shard.closed} {
 			for id, e := range all {
-				m.Requests[id], m.Since[id] = e.r.Clone(), e.since
+				m.Requests[id], m.Since[id], m.First[id] = e.r.Clone(), e.since, e.first
 			}
 		}
 		m.Open = slices.AppendSeq(m.Open, maps.Keys(n.shard.open))

@@ -56,6 +56,9 @@ func (s *Service) trims(ctx context.Context) {
 		if !s.cfg.Retention.on() || !s.caughtUp() || !s.opsNode.mine.Load() || s.now().Sub(begun) < deadAfter || s.silent.Load() {
 			continue
 		}
+		if s.trimRound != nil {
+			s.trimRound()
+		}
 		if err := s.trimOnce(ctx); err != nil && ctx.Err() == nil {
 			s.log.Error("log is not trimmed", "err", err)
 		}

@@ -91,7 +91,7 @@ func (s *Service) signedBound(ctx context.Context, t *SignedTree) (bound, error)
 	}
 	*t = *signed
 	switch {
-	case signed.LegalHold:
+	case signed.LegalHold && s.unbound != boundHold:
 		return bound{boundHold, 0, "a legal hold is set: pdgate auditor --legal-hold off lifts it"}, nil
 	case signed.Size == 0:
 		return bound{boundSigned, 0, "the auditor has signed nothing yet"}, nil

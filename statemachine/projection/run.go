@@ -221,7 +221,7 @@ func (p *Projection) row(ctx context.Context, e *events.Event) (*row, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !ok && (e.Prev.Seq < uint64(p.begin.Load()) || p.since.Load() > 0) {
+	if !ok && (p.begin.Load() > 0 || p.since.Load() > 0) {
 		return nil, nil
 	}
 	if !ok {
