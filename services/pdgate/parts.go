@@ -120,7 +120,7 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	}
 	defer end()
 	svc, err := lifecycle.New(lifecycle.Config{
-		Name: p.name, Journal: j, Retention: keep, SnapshotEvery: p.retention.snapshots, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
+		Name: p.name, Journal: j, Retention: keep, SnapshotEvery: pace.snapshots, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: logKey,
 		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, BootQuiet: p.quiet, Logger: log,
 	})
 	if err != nil {

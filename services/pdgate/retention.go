@@ -28,16 +28,19 @@ type retention struct {
 	age       time.Duration
 	bytes     int64
 	unaudited bool
-
-	// Tests only: as in lifecycle.Retention, and lifecycle.Config.
-	every     time.Duration
-	least     uint64
-	snapshots time.Duration
 }
 
 // leastRetention is longer than any request lasts, and than a replica is away for a
-// restart: below it, what people and replicas still ask for would be gone.
-const leastRetention = time.Hour
+// restart: below it, what people and replicas still ask for would be gone. Tests
+// change it.
+var leastRetention = time.Hour
+
+// pace is how often snapshots are written and the log is trimmed, and for how many
+// messages; zero: lifecycle's own. Tests change it.
+var pace struct {
+	snapshots, trims time.Duration
+	least            uint64
+}
 
 const leastRetentionBytes = 64 << 20
 
@@ -83,7 +86,7 @@ func (r *retention) open(ctx context.Context, log *nats.Conn, dial dial, ring *k
 		return keep, nil, err
 	}
 	return lifecycle.Retention{
-		Age: r.age, Bytes: r.bytes, Unaudited: r.unaudited, Every: r.every, Least: r.least, Trimmer: trim,
+		Age: r.age, Bytes: r.bytes, Unaudited: r.unaudited, Every: pace.trims, Least: pace.least, Trimmer: trim,
 		Signed: func(ctx context.Context) (*lifecycle.SignedTree, error) { return signedTree(ctx, log, key) },
 	}, nc.Close, nil
 }
