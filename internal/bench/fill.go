@@ -39,14 +39,14 @@ type filler struct {
 	epochs load // what the steps need of a load: the workers' epochs
 	nodes  []*fillNode
 
-	pages  atomic.Uint64 // last generation of pages
-	failed chan error    // the first failure
+	failed chan error // the first failure
 }
 
 // chains are the ends of the filler's histories, from one filler to the next.
 type chains struct {
-	tenant []smallChain // of fillTenant, by partition
-	ended  []endedAt    // when requests ended
+	tenant []smallChain  // of fillTenant, by partition
+	ended  []endedAt     // when requests ended
+	pages  atomic.Uint64 // last generation of the workers' pages: none comes again in one life
 }
 
 // endedAt counts the requests that ended since the entry before.
@@ -250,7 +250,7 @@ func (x *fillNode) enter(what func()) {
 				continue
 			}
 			x.left--
-			l.life.id, l.generation, l.request = newID(x.partition, len(x.f.nodes)), x.f.pages.Add(1), nil
+			l.life.id, l.generation, l.request = newID(x.partition, len(x.f.nodes)), x.f.log.pages.Add(1), nil
 			x.lives[l.id] = l
 		}
 		x.send(l, now)

@@ -50,6 +50,14 @@ func (g *generations) floor() uint64 {
 	return min(g.newest, g.older)
 }
 
+// uneven says whether the two stand at different positions, or there is one: the log
+// is kept for the older one.
+func (g *generations) uneven() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.newest != g.older
+}
+
 // open opens the one that stands at a position; 0: the newest. It stays whole when
 // others are written.
 func (g *generations) open(at uint64) (*os.File, uint64, error) {

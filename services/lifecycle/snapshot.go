@@ -61,7 +61,7 @@ func (s *Service) snapshots(ctx context.Context) error {
 		n := s.envelopes.Load()
 		now := s.now()
 		due := n >= snapshotAfter && now.Sub(last) >= snapshotShare*took || now.Sub(last) >= s.cfg.SnapshotEvery
-		if s.caughtUp() && n > 0 && due {
+		if s.caughtUp() && (n > 0 || s.kept.uneven()) && due {
 			last = now
 			if err := s.snapshot(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("snapshot is not written", "err", err)
