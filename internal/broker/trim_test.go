@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/pdgate/pdgate/events"
@@ -152,8 +153,100 @@ func TestDenyPurgeIsForGood(t *testing.T) {
 	if _, err := journal.OpenTrimmer(ctx, connect(t, b, ring, keyring.LifecycleTrim), AuditDomain); err == nil || !strings.Contains(err.Error(), "denies purges for good") {
 		t.Errorf("opened on a stream that denies purges: %v", err)
 	}
+	for range 5 {
+		if _, err := admin.Publish(ctx, events.LogSubject(0), []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	denies := cfg
 	cfg.DenyPurge = false
 	if _, err := admin.UpdateStream(ctx, cfg); err == nil {
 		t.Error("the server takes deny_purge back: an existing stream can be upgraded in place")
+	}
+	// What the documents say to do: a backup that is restored without it.
+	nc := connect(t, b, ring, keyring.Admin)
+	chunks, state := backup(t, nc)
+	if err := admin.DeleteStream(ctx, events.LogStream); err != nil {
+		t.Fatal(err)
+	}
+	denies.DenyPurge = false
+	restore(t, nc, denies, state, chunks)
+	trim, err := journal.OpenTrimmer(ctx, connect(t, b, ring, keyring.LifecycleTrim), AuditDomain)
+	if err == nil {
+		err = trim.Trim(ctx, 3)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := admin.Stream(ctx, events.LogStream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := s.CachedInfo().State; st.FirstSeq != 3 || st.LastSeq != 5 {
+		t.Errorf("restored and trimmed, the log is %d to %d, want 3 to 5", st.FirstSeq, st.LastSeq)
+	}
+}
+
+// backup is what `nats stream backup` fetches.
+func backup(t *testing.T, nc *nats.Conn) (chunks [][]byte, state json.RawMessage) {
+	t.Helper()
+	sub, err := nc.SubscribeSync(nc.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := nc.Request(js+"STREAM.SNAPSHOT."+events.LogStream, []byte(`{"deliver_subject":"`+sub.Subject+`"}`), 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a struct {
+		State json.RawMessage `json:"state"`
+		Error json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &a); err != nil || a.Error != nil {
+		t.Fatalf("%s %v", m.Data, err)
+	}
+	for {
+		m, err := sub.NextMsg(5 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(m.Data) == 0 {
+			return chunks, a.State
+		}
+		chunks = append(chunks, m.Data)
+		if m.Reply == "" {
+			continue
+		}
+		if err := m.Respond(nil); err != nil { // the server waits for it now and then
+			t.Fatal(err)
+		}
+	}
+}
+
+// restore is what `nats stream restore` sends.
+func restore(t *testing.T, nc *nats.Conn, cfg jetstream.StreamConfig, state json.RawMessage, chunks [][]byte) {
+	t.Helper()
+	b, err := json.Marshal(map[string]any{"config": cfg, "state": state})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := nc.Request(js+"STREAM.RESTORE."+events.LogStream, b, 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a struct {
+		Subject string          `json:"deliver_subject"`
+		Error   json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(m.Data, &a); err != nil || a.Error != nil || a.Subject == "" {
+		t.Fatalf("%s %v", m.Data, err)
+	}
+	for _, c := range append(chunks, nil) {
+		if m, err = nc.Request(a.Subject, c, 5*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if strings.Contains(string(m.Data), `"error"`) {
+		t.Fatalf("%s", m.Data)
 	}
 }
