@@ -45,8 +45,8 @@
 // not show may exist.
 //
 // A log may have lost its beginning on purpose: what is below a sequence leaves the
-// stream after a log.trimmed event says so. [Journal.Extent] finds that event, and
-// [Extent.Check] tells such a log from one that was cut.
+// stream after a log.trimmed event says so. [Extent.Check] finds that event, and
+// tells such a log from one that was cut.
 //
 // JetStream stores what anyone with publish rights sends to a subject of the
 // stream. A message without a valid MAC is foreign: nothing in it counts, but it

@@ -12,9 +12,7 @@ import (
 type Extent struct {
 	First, Last     uint64 // sequences; in an empty log First is the one after Last
 	Messages, Bytes uint64
-	// Trimmed is the newest event that let something leave. It is looked for only
-	// where the log begins above 1; nil: there is none.
-	Trimmed *events.LogTrimmed
+	Ops             uint64 // where the log begins above 1: the last message of operations
 }
 
 // CutError means that the log begins above 1, and that no event of it says that
@@ -33,24 +31,26 @@ func (e *CutError) Error() string {
 	return fmt.Sprintf("journal: the log begins at message %d, and %s: it was deleted from, or has a limit; restore the stream from its backup, or the history from the auditor's tiles", e.First, may)
 }
 
-// Check is a *CutError, unless the log itself says why it begins where it does.
-func (e *Extent) Check() error {
-	switch {
-	case e.First <= 1:
+// Check is a *CutError, unless the log itself says why it begins where it does. It
+// reads operations backwards, up to the newest event that lets something leave.
+func (e *Extent) Check(ctx context.Context, r Reader) error {
+	if e.First <= 1 {
 		return nil
-	case e.Trimmed == nil:
+	}
+	t, err := e.lastTrim(ctx, r)
+	switch {
+	case err != nil:
+		return fmt.Errorf("journal: beginning of the log: %w", err)
+	case t == nil:
 		return &CutError{First: e.First}
-	case e.Trimmed.BelowSeq < e.First:
-		return &CutError{First: e.First, Below: e.Trimmed.BelowSeq}
+	case t.BelowSeq < e.First:
+		return &CutError{First: e.First, Below: t.BelowSeq}
 	}
 	return nil
 }
 
-// lastTrim finds the newest event of a trim by walking back through operations
-// from the sequence tail. That event is never far: what is before the last one's
-// sequence has left.
-func lastTrim(ctx context.Context, r Reader, tail, first uint64) (*events.LogTrimmed, error) {
-	for seq := tail; seq >= first && seq > 0; {
+func (e *Extent) lastTrim(ctx context.Context, r Reader) (*events.LogTrimmed, error) {
+	for seq := e.Ops; seq >= e.First && seq > 0; {
 		env, err := r.Read(ctx, seq)
 		var foreign *ForeignError
 		switch {

@@ -32,8 +32,7 @@ type Journal interface {
 	// "caught up with what was there", not for deciding what comes next.
 	Last(ctx context.Context) (uint64, error)
 
-	// Extent is where the log begins and ends, as far as Last knows, and the
-	// event that says why it begins where it does.
+	// Extent is where the log begins and ends, as far as Last knows.
 	Extent(ctx context.Context) (*Extent, error)
 }
 

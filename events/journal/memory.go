@@ -359,23 +359,13 @@ func (m *Memory) Last(ctx context.Context) (uint64, error) {
 
 // Extent implements [Journal].
 func (m *Memory) Extent(ctx context.Context) (*Extent, error) {
-	e, tail, err := m.extent()
-	if err != nil || e.First <= 1 {
-		return e, err
-	}
-	e.Trimmed, err = lastTrim(ctx, m, tail, e.First)
-	return e, err
-}
-
-// extent also gives the end of operations.
-func (m *Memory) extent() (e *Extent, tail uint64, err error) {
 	l := m.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if m.cut {
-		return nil, 0, fmt.Errorf("journal: extent: %w", errCut)
+		return nil, fmt.Errorf("journal: extent: %w", errCut)
 	}
-	e = &Extent{First: uint64(len(l.msgs)) + 1, Last: uint64(len(l.msgs))}
+	e := &Extent{First: uint64(len(l.msgs)) + 1, Last: uint64(len(l.msgs))}
 	for i, msg := range l.msgs {
 		if msg == nil {
 			continue
@@ -384,7 +374,10 @@ func (m *Memory) extent() (e *Extent, tail uint64, err error) {
 		e.Messages++
 		e.Bytes += uint64(len(msg.data))
 	}
-	return e, uint64(l.tail[events.LogOps]), nil
+	if e.First > 1 {
+		e.Ops = uint64(l.tail[events.LogOps])
+	}
+	return e, nil
 }
 
 var errCut = errors.New("connection is cut")

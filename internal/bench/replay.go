@@ -150,7 +150,7 @@ func followLog(ctx context.Context, url string, ring *keyring.Ring, log *slog.Lo
 	defer j.Close()
 	x, err := j.Extent(ctx)
 	if err == nil {
-		err = x.Check()
+		err = x.Check(ctx, j)
 	}
 	if err != nil {
 		return err

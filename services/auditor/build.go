@@ -63,7 +63,7 @@ func (a *Auditor) gone(ctx context.Context, gap *journal.GapError) error {
 	if err != nil || x.First < gap.To || a.begins && gap.From == 1 {
 		return err
 	}
-	return a.left(x, gap.From, false)
+	return a.left(ctx, x, gap.From, false)
 }
 
 // build is the one goroutine that writes and signs.

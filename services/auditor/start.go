@@ -216,14 +216,16 @@ func (a *Auditor) matchBegin(ctx context.Context, st *state, rebuild bool) error
 		a.begins = true
 		return nil
 	}
-	return a.left(x, st.Next, rebuild)
+	return a.left(ctx, x, st.Next, rebuild)
 }
 
 // left says what to do about a stream that begins behind what is wanted next.
-func (a *Auditor) left(x *journal.Extent, next uint64, rebuild bool) error {
+func (a *Auditor) left(ctx context.Context, x *journal.Extent, next uint64, rebuild bool) error {
 	var cut *journal.CutError
-	switch err := x.Check(); {
-	case errors.As(err, &cut):
+	switch err := x.Check(ctx, a.journal); {
+	case err != nil && !errors.As(err, &cut):
+		return err
+	case cut != nil:
 		return fmt.Errorf("%w: messages %d to %d are gone: %w", ErrFork, next, x.First-1, err)
 	case rebuild:
 		return a.store.bad("", "the stream begins at %d, since it was trimmed, so nothing can be built from its first message on: the tiles of a replica are the archive, and pdgate verify checks what is read from them", x.First)

@@ -70,6 +70,13 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		var left *journal.GapError
+		if errors.As(err, &left) {
+			if x, failed := s.extent(ctx); failed == nil && left.To <= x.First && x.Check(ctx, s.cfg.Journal) == nil {
+				return fmt.Errorf("messages %d to %d were trimmed before this replica had read them: it was away for too long, and starts again from another one's snapshot", left.From, left.To-1)
+			}
+			return err
+		}
 		var g *gap
 		if !errors.As(err, &g) {
 			return err
@@ -121,7 +128,7 @@ func (s *Service) begins(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := x.Check(); err != nil {
+	if err := x.Check(ctx, s.cfg.Journal); err != nil {
 		s.alarm("the log is not whole", "err", err)
 	}
 	return x.First, nil

@@ -199,7 +199,7 @@ func (s *Service) queryHistory(ctx context.Context, req micro.Request) {
 			if failed != nil {
 				return nil, failed
 			}
-			if left.Pos.Seq >= x.First || x.Check() != nil {
+			if left.Pos.Seq >= x.First || x.First > s.trimmedBelow() {
 				return nil, err
 			}
 		} else if err != nil {

@@ -415,7 +415,7 @@ func (r *rig) check() statemachine.Report {
 	}
 	x, err := j.Extent(r.t.Context())
 	if err == nil {
-		err = x.Check()
+		err = x.Check(r.t.Context(), j)
 	}
 	if err != nil {
 		r.t.Fatal(err)

@@ -149,7 +149,7 @@ func (s *Service) restore(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := x.Check(); err != nil {
+	if err := x.Check(ctx, s.cfg.Journal); err != nil {
 		return 0, err
 	}
 	followed, st, err := s.newest(ctx, x.First)

@@ -42,7 +42,8 @@ func (s *Service) lowest(ctx context.Context) (*decided, *journal.Extent, error)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := x.Check(); err != nil {
+	if below := s.trimmedBelow(); x.First > max(below, 1) {
+		err := &journal.CutError{First: x.First, Below: below}
 		s.alarm("the log is not whole", "err", err)
 		return nil, nil, err
 	}
@@ -164,6 +165,8 @@ func (s *Service) seqAt(ctx context.Context, t time.Time, x *journal.Extent) (ui
 	return from, nil
 }
 
+var errFound = errors.New("found")
+
 // timeAt is the time of the first event at or behind a sequence; that of none is
 // now.
 func (s *Service) timeAt(ctx context.Context, seq, last uint64) (time.Time, error) {
@@ -177,13 +180,15 @@ func (s *Service) timeAt(ctx context.Context, seq, last uint64) (time.Time, erro
 			return time.Time{}, err
 		}
 		var at time.Time
-		err = events.Split(env.Lines, func(_ int, line []byte) error {
-			if e, err := events.Decode(line); err == nil && at.IsZero() {
-				at = e.Time
+		_ = events.Split(env.Lines, func(_ int, line []byte) error {
+			e, err := events.Decode(line)
+			if err != nil {
+				return nil // the next one may do
 			}
-			return nil
+			at = e.Time
+			return errFound
 		})
-		if err == nil && !at.IsZero() {
+		if !at.IsZero() {
 			return at, nil
 		}
 	}

@@ -52,7 +52,7 @@ func (x *replica) first() uint64 {
 	if err != nil {
 		x.rig.t.Fatal(err)
 	}
-	if err := e.Check(); err != nil {
+	if err := e.Check(x.rig.t.Context(), x.cfg.Journal); err != nil {
 		x.rig.t.Error(err)
 	}
 	return e.First
@@ -479,6 +479,67 @@ func TestTrimWaitsForAll(t *testing.T) {
 	}
 	until(t, "the log is trimmed", func() bool { return x.first() > 1 })
 	r.check()
+}
+
+// Two replicas that both believe to trim record and purge beside each other, and
+// neither takes more than is recorded.
+func TestTrimDuel(t *testing.T) {
+	r := newRig(t)
+	slow := func(dir string) func(*Config) { // rounds come from the test
+		return func(c *Config) { r.trimming(dir)(c); c.Retention.Every = time.Hour }
+	}
+	both := []*replica{r.start("lc1", slow(t.TempDir())), r.start("lc2", slow(t.TempDir()))}
+	i := r.populate()
+	for range 6 {
+		i.lifecycles(2)
+		for _, x := range both {
+			x.keep()
+		}
+		until(t, "both know what the other one has", func() bool {
+			for _, x := range both {
+				if seq, _ := x.members.floor(x.needs(), time.Now()); seq == 0 || seq+3 < min(both[0].needs(), both[1].needs()) {
+					return false
+				}
+			}
+			return true
+		})
+		var all sync.WaitGroup
+		for _, x := range both {
+			for range 2 {
+				all.Go(func() {
+					if err := x.trimOnce(t.Context()); err != nil && !errors.Is(err, errTrimNotRecorded) {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		if first := both[0].first(); first > both[0].trimmedBelow() {
+			t.Errorf("the log begins at %d, and may from %d on", first, both[0].trimmedBelow())
+		}
+	}
+	if both[0].first() < 20 {
+		t.Errorf("the log begins at %d", both[0].first())
+	}
+	if rep := r.check(); rep.Open != 0 {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// A replica that was away while what it had not read was trimmed ends, and says why.
+func TestFollowerLeftBehind(t *testing.T) {
+	r := newRig(t)
+	x := r.start("lc1", r.trimming(t.TempDir()))
+	i := r.populate()
+	i.lifecycles(8)
+	x.keep()
+	until(t, "the log is trimmed", func() bool { return x.first() > 5 })
+	away := r.prepare("lc2", nil)
+	err := away.follow(t.Context(), 2)
+	if err == nil || !strings.Contains(err.Error(), "were trimmed before this replica had read them") {
+		t.Errorf("%v", err)
+	}
+	away.journal.Close()
 }
 
 // A log that lost its beginning without an event that lets it is an error at once.

@@ -128,7 +128,7 @@ func (u *trimmed) judge(j *journal.JetStream) statemachine.Report {
 	u.t.Helper()
 	x, err := j.Extent(u.t.Context())
 	if err == nil {
-		err = x.Check()
+		err = x.Check(u.t.Context(), j)
 	}
 	if err != nil {
 		u.t.Fatal(err)
@@ -176,7 +176,7 @@ func TestTrimmedSystem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := x.Check(); err != nil {
+		if err := x.Check(t.Context(), j); err != nil {
 			t.Error(err)
 		}
 		return x.First
