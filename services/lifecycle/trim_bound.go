@@ -51,6 +51,9 @@ func (s *Service) lowest(ctx context.Context) (*decided, *journal.Extent, error)
 	if d.bound, err = s.retained(ctx, x); err != nil {
 		return nil, nil, err
 	}
+	if d.keep <= x.First {
+		return d, x, nil // nobody wants anything to leave
+	}
 	lower := func(b bound) {
 		if b.keep < d.keep && b.name != s.unbound {
 			d.bound = b
@@ -62,7 +65,11 @@ func (s *Service) lowest(ctx context.Context) (*decided, *journal.Extent, error)
 	}
 	lower(signed)
 	seq, who := s.members.floor(s.needs(), s.now())
-	lower(bound{boundSnapshot, seq, "replica " + who + " has two snapshots that reach no further; one is written every " + s.cfg.SnapshotEvery.String()})
+	why := "replica " + who + " has two snapshots, and a read side, that reach no further; one is written every " + s.cfg.SnapshotEvery.String()
+	if seq == 0 {
+		why = "replica " + who + " has not written two snapshots yet, or has no state directory; one is written every " + s.cfg.SnapshotEvery.String()
+	}
+	lower(bound{boundSnapshot, seq, why})
 	for _, n := range s.nodes {
 		lower(n.lastMessage())
 		lower(n.oldestOpen())

@@ -462,6 +462,27 @@ func TestSecondSnapshot(t *testing.T) {
 	}
 }
 
+// A crash between the two renames of a snapshot leaves the one that was there under
+// the older one's name, and a start finds it.
+func TestCrashBetweenNames(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	x := r.start("lc1", r.trimming(dir))
+	i := r.populate()
+	i.lifecycles(8)
+	x.keep()
+	until(t, "the log is trimmed", func() bool { return x.first() > 1 })
+	want := x.memory()
+	x.kill()
+	if err := os.Rename(filepath.Join(dir, snapshotName), filepath.Join(dir, snapshotOlder)); err != nil {
+		t.Fatal(err)
+	}
+	y := r.start("lc1", func(c *Config) { c.StateDir, c.FetchWait, c.SnapshotEvery = dir, time.Millisecond, time.Hour })
+	if diff := cmp.Diff(want.Requests, y.memory().Requests, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
 // A replica that lives and keeps no snapshot holds all trims back, until it stops.
 func TestTrimWaitsForAll(t *testing.T) {
 	r := newRig(t)
