@@ -107,7 +107,7 @@ func TestPrune(t *testing.T) {
 		}
 		return fi.Size()
 	}
-	const each = 3000
+	const each = 600
 	for round := range 5 {
 		b.write(t, round*each, each)
 		feed(t, p, b)
