@@ -41,6 +41,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Erase)
 	case CmdAudit:
 		return new(Audit)
+	case CmdTrim:
+		return new(Trim)
 	}
 	return nil
 }
@@ -138,7 +140,7 @@ func (c *Command) Check() error {
 	}
 	subject := "request"
 	switch c.Type {
-	case CmdRegister, CmdLeave, CmdErase:
+	case CmdRegister, CmdLeave, CmdErase, CmdTrim:
 		subject = "name"
 		ok = ValidName(c.Subject)
 	case CmdQuarantine, CmdRestore:

@@ -1302,6 +1302,98 @@ func (v *Audit) check() error {
 	return nil
 }
 
+func (v *Trim) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"below_seq":`...)
+	b = appendUint(b, v.BelowSeq)
+	b = append(b, `,"bound":`...)
+	if b, ok = appendString(b, v.Bound); !ok {
+		return b, wrong("bound", wantText)
+	}
+	if v.Origin != "" {
+		b = append(b, `,"origin":`...)
+		if b, ok = appendString(b, v.Origin); !ok {
+			return b, wrong("origin", wantText)
+		}
+	}
+	if v.TreeSize != 0 {
+		b = append(b, `,"tree_size":`...)
+		if v.TreeSize < 0 {
+			return b, wrong("tree_size", wantCount)
+		}
+		b = appendInt(b, int64(v.TreeSize))
+	}
+	if v.TreeRoot != "" {
+		b = append(b, `,"tree_root":`...)
+		if b, ok = appendString(b, v.TreeRoot); !ok {
+			return b, wrong("tree_root", wantText)
+		}
+	}
+	b = append(b, `,"complete_until":`...)
+	b = appendUint(b, v.CompleteUntil)
+	return append(b, '}'), nil
+}
+
+var trimFields = []string{"below_seq", "bound", "origin", "tree_size", "tree_root", "complete_until"}
+
+func (v *Trim) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "below_seq":
+			if p.field(&o, 0) {
+				v.BelowSeq = p.uint(math.MaxUint64)
+			}
+		case "bound":
+			if p.field(&o, 1) {
+				v.Bound = p.string()
+			}
+		case "origin":
+			if p.field(&o, 2) {
+				v.Origin = p.string()
+				p.present(v.Origin != "")
+			}
+		case "tree_size":
+			if p.field(&o, 3) {
+				v.TreeSize = int64(p.uint(math.MaxInt64))
+				p.present(v.TreeSize != 0)
+			}
+		case "tree_root":
+			if p.field(&o, 4) {
+				v.TreeRoot = p.string()
+				p.present(v.TreeRoot != "")
+			}
+		case "complete_until":
+			if p.field(&o, 5) {
+				v.CompleteUntil = p.uint(math.MaxUint64)
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0x23, trimFields)
+}
+
+func (v *Trim) check() error {
+	if v.BelowSeq == 0 {
+		return wrong("below_seq", want["positive"])
+	}
+	if !isText(v.Bound) {
+		return wrong("bound", want["text"])
+	}
+	if v.Origin != "" && !isText(v.Origin) {
+		return wrong("origin", want["text"])
+	}
+	if v.TreeRoot != "" && !isText(v.TreeRoot) {
+		return wrong("tree_root", want["text"])
+	}
+	return nil
+}
+
 func (v *Heartbeat) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -3417,6 +3509,102 @@ func (v *AuditRead) scanJSON(p *scan) {
 	if p.has(`,"until":"`) {
 		v.Until = p.moment()
 	}
+	p.lit(`}`)
+}
+
+func (v *LogTrimmed) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"below_seq":`...)
+	b = appendUint(b, v.BelowSeq)
+	b = append(b, `,"bound":`...)
+	if b, ok = appendString(b, v.Bound); !ok {
+		return b, wrong("bound", wantText)
+	}
+	if v.Origin != "" {
+		b = append(b, `,"origin":`...)
+		if b, ok = appendString(b, v.Origin); !ok {
+			return b, wrong("origin", wantText)
+		}
+	}
+	if v.TreeSize != 0 {
+		b = append(b, `,"tree_size":`...)
+		if v.TreeSize < 0 {
+			return b, wrong("tree_size", wantCount)
+		}
+		b = appendInt(b, int64(v.TreeSize))
+	}
+	if v.TreeRoot != "" {
+		b = append(b, `,"tree_root":`...)
+		if b, ok = appendString(b, v.TreeRoot); !ok {
+			return b, wrong("tree_root", wantText)
+		}
+	}
+	b = append(b, `,"complete_until":`...)
+	b = appendUint(b, v.CompleteUntil)
+	return append(b, '}'), nil
+}
+
+var logTrimmedFields = []string{"below_seq", "bound", "origin", "tree_size", "tree_root", "complete_until"}
+
+func (v *LogTrimmed) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "below_seq":
+			if p.field(&o, 0) {
+				v.BelowSeq = p.uint(math.MaxUint64)
+			}
+		case "bound":
+			if p.field(&o, 1) {
+				v.Bound = p.string()
+			}
+		case "origin":
+			if p.field(&o, 2) {
+				v.Origin = p.string()
+				p.present(v.Origin != "")
+			}
+		case "tree_size":
+			if p.field(&o, 3) {
+				v.TreeSize = int64(p.uint(math.MaxInt64))
+				p.present(v.TreeSize != 0)
+			}
+		case "tree_root":
+			if p.field(&o, 4) {
+				v.TreeRoot = p.string()
+				p.present(v.TreeRoot != "")
+			}
+		case "complete_until":
+			if p.field(&o, 5) {
+				v.CompleteUntil = p.uint(math.MaxUint64)
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0x23, logTrimmedFields)
+}
+
+func (v *LogTrimmed) scanJSON(p *scan) {
+	*v = LogTrimmed{}
+	p.lit(`{"below_seq":`)
+	v.BelowSeq = uint64(p.uint())
+	p.lit(`,"bound":"`)
+	v.Bound = p.text()
+	if p.has(`,"origin":"`) {
+		v.Origin = p.filled()
+	}
+	if p.has(`,"tree_size":`) {
+		v.TreeSize = int64(p.positive())
+	}
+	if p.has(`,"tree_root":"`) {
+		v.TreeRoot = p.filled()
+	}
+	p.lit(`,"complete_until":`)
+	v.CompleteUntil = uint64(p.uint())
 	p.lit(`}`)
 }
 

@@ -27,13 +27,14 @@ const (
 	CmdRestore    CommandType = "restore"    // operator
 	CmdErase      CommandType = "erase"      // operator
 	CmdAudit      CommandType = "audit"      // auditor
+	CmdTrim       CommandType = "trim"       // lifecycle
 )
 
 // Command is an order as it arrives. Role and Principal come from the subject,
 // never from the payload: the NATS user's permissions pin the subject.
 type Command struct {
 	Type        CommandType
-	Subject     string // request id, worker, model, tenant or id of a read
+	Subject     string // request id, worker, model, tenant, id of a read, or the log
 	Role        Role
 	Principal   string
 	Traceparent string
@@ -204,6 +205,17 @@ type Audit struct {
 	Until   time.Time `json:"until,omitzero"`
 }
 
+// Trim lets what is below a sequence leave the live stream (command "trim"); the
+// fields are those of the event. Its subject is [LogStream].
+type Trim struct {
+	BelowSeq      uint64 `json:"below_seq" is:"positive"`
+	Bound         string `json:"bound" is:"text"`
+	Origin        string `json:"origin,omitempty" is:"text"`
+	TreeSize      int64  `json:"tree_size,omitempty"`
+	TreeRoot      string `json:"tree_root,omitempty" is:"text"`
+	CompleteUntil uint64 `json:"complete_until"`
+}
+
 func (*Admit) CommandType() CommandType         { return CmdAdmit }
 func (*Reject) CommandType() CommandType        { return CmdReject }
 func (*Prefill) CommandType() CommandType       { return CmdPrefilled }
@@ -219,6 +231,7 @@ func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
 func (*Erase) CommandType() CommandType         { return CmdErase }
 func (*Audit) CommandType() CommandType         { return CmdAudit }
+func (*Trim) CommandType() CommandType          { return CmdTrim }
 
 // Heartbeat is a sign of life on core NATS. It is no command: it is not
 // recorded, routes and admissions read it, and nothing is decided from it alone.

@@ -8,7 +8,7 @@ import (
 var allTypes = []Type{
 	TypeAdmitted, TypeRejected, TypePrefilled, TypeTransferGranted, TypeTransferred, TypeDecoded,
 	TypeFailed, TypeCancelled, TypeReleased, TypeDenied,
-	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeAuditRead,
+	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeAuditRead, TypeLogTrimmed,
 }
 
 var allStates = []State{New, Admitted, Rejected, Prefilled, Transferred, Decoded, Failed, Cancelled}
@@ -17,7 +17,7 @@ var allRoles = []Role{RoleGateway, RolePrefill, RoleDecode, RoleOperator, RoleAu
 
 var allCommandTypes = []CommandType{
 	CmdAdmit, CmdReject, CmdPrefilled, CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdCancel, CmdReleased,
-	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdAudit,
+	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdAudit, CmdTrim,
 }
 
 var allFinishReasons = []FinishReason{FinishStop, FinishLength}

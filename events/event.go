@@ -12,7 +12,7 @@ type Event struct {
 	ID          string // subject + "." + N; where N is 0 any name but that
 	Source      string // the writer: "/pdgate/lifecycle/<replica>"
 	Type        Type
-	Subject     string // request id; worker, model, tenant or read for operations
+	Subject     string // request id; worker, model, tenant, read or the log for operations
 	Time        time.Time
 	N           int      // the event's number in its subject's history, from 1; 0: outside of it
 	Command     string   // key of the command that caused it (see Command.Key)
@@ -227,6 +227,19 @@ type AuditRead struct {
 	Until   time.Time `json:"until,omitzero"` // exclusive
 }
 
+// LogTrimmed says that what is below a sequence leaves the live stream. It is
+// durable before anything leaves, so a stream that begins above 1 holds the event
+// that says so. It names the signed tree that has what leaves; without an auditor
+// there is none.
+type LogTrimmed struct {
+	BelowSeq      uint64 `json:"below_seq"`           // the first sequence that stays
+	Bound         string `json:"bound"`               // what the sequence follows from
+	Origin        string `json:"origin,omitempty"`    // name of the signed log
+	TreeSize      int64  `json:"tree_size,omitempty"` // of the signed tree
+	TreeRoot      string `json:"tree_root,omitempty"` // base64
+	CompleteUntil uint64 `json:"complete_until"`      // the tree holds the stream up to it; 0: there is no tree
+}
+
 func (*RequestAdmitted) EventType() Type    { return TypeAdmitted }
 func (*RequestRejected) EventType() Type    { return TypeRejected }
 func (*RequestPrefilled) EventType() Type   { return TypePrefilled }
@@ -243,3 +256,4 @@ func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
 func (*TenantErased) EventType() Type       { return TypeTenantErased }
 func (*AuditRead) EventType() Type          { return TypeAuditRead }
+func (*LogTrimmed) EventType() Type         { return TypeLogTrimmed }

@@ -92,15 +92,21 @@ type HistoryView struct {
 	RequestID string            `json:"request_id"`
 	Events    []json.RawMessage `json:"events"`
 	Positions []string          `json:"positions"`
+	// Earlier is the position of the event before the first one here, which left
+	// the live log with those before it: an export of the audit log has them.
+	Earlier string `json:"earlier,omitempty"`
 }
 
 // ListView is one page of a list. The read model has applied the log up to
-// AppliedSeq of LogSeq.
+// AppliedSeq of LogSeq. Where the log is trimmed, the list is complete from
+// FromSeq and Since on.
 type ListView struct {
 	Requests   []RequestView `json:"requests"`
 	NextCursor string        `json:"next_cursor,omitempty"` // empty: this is the last page
 	AppliedSeq uint64        `json:"applied_seq"`
 	LogSeq     uint64        `json:"log_seq"`
+	FromSeq    uint64        `json:"from_seq,omitempty"` // the first sequence that was read; absent: the log's beginning
+	Since      time.Time     `json:"since,omitzero"`     // requests that ended, and were admitted before it, are left out; absent: none are
 }
 
 // WorkerView is one life of a worker: what it said of itself, and what its

@@ -66,6 +66,7 @@ func fullEvents() []*Event {
 	add("acme", &TenantErased{Tenant: "acme", TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
+	add(LogStream, &LogTrimmed{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
 	return out
 }
 
@@ -90,6 +91,7 @@ func leanEvents() []*Event {
 	add(&ModelRestored{})
 	add(&TenantErased{})
 	add(&AuditRead{})
+	add(&LogTrimmed{})
 	return out
 }
 
@@ -118,6 +120,7 @@ func fullCommands() []*Command {
 	add("acme", &Erase{TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
+	add(LogStream, &Trim{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
 	return out
 }
 
@@ -139,6 +142,8 @@ func leanCommands() []*Command {
 			d.WorkerEpoch = 0
 		case *Audit:
 			*d = Audit{Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: 1}
+		case *Trim:
+			*d = Trim{BelowSeq: d.BelowSeq, Bound: d.Bound}
 		}
 	}
 	return out

@@ -25,6 +25,7 @@ const (
 	TypeModelRestored    Type = "model.restored.v1"
 	TypeTenantErased     Type = "tenant.erased.v1" // the tenant's key is destroyed, here and by whoever holds a copy
 	TypeAuditRead        Type = "audit.read.v1"    // somebody read the audit log; outside of any history
+	TypeLogTrimmed       Type = "log.trimmed.v1"   // what is below a sequence leaves the live stream
 )
 
 // Kinds of reads of the audit log.

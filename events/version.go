@@ -36,6 +36,7 @@ var forms = map[Type]form{
 	TypeModelRestored:    {fresh: func() payload { return new(ModelRestored) }},
 	TypeTenantErased:     {fresh: func() payload { return new(TenantErased) }},
 	TypeAuditRead:        {fresh: func() payload { return new(AuditRead) }},
+	TypeLogTrimmed:       {fresh: func() payload { return new(LogTrimmed) }},
 }
 
 // upcast carries d through the versions after its own to the newest.

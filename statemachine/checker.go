@@ -84,6 +84,8 @@ type Checker struct {
 	hash      []byte // of the event at hand
 	ops       Ops
 	pages     ledger
+	first     uint64          // sequence of the first envelope that the log still has
+	halves    map[string]half // by request id: of those whose history the log's beginning is in
 	clients   clientSide
 
 	events, total int
@@ -152,6 +154,12 @@ func (c *Checker) Add(env *events.Envelope) error {
 			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 		}
 	}
+	if c.first == 0 {
+		c.first = env.Seq
+	}
+	if p.last == 0 && c.left(env.Expected) {
+		p.last = env.Expected // what the partition's first envelope was written on has left
+	}
 	if env.Expected != p.last || env.Seq <= p.last {
 		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, p.last)
 	}
@@ -214,6 +222,10 @@ func (c *Checker) chainTenant(p *part, e *events.Event, pos events.Position) {
 	if end == nil {
 		end = &tenantEnd{}
 		p.tenants[strings.Clone(e.Tenant)] = end
+		if c.first > 1 && e.TenantSeq > 1 {
+			// The event before it has left.
+			end.seq, end.hash = e.TenantSeq-1, append(end.hash, e.TenantPrev...)
+		}
 	}
 	switch {
 	case e.TenantSeq != end.seq+1:
@@ -229,6 +241,7 @@ func (c *Checker) operation(e *events.Event, pos events.Position) {
 		c.outsider(e, pos, "")
 		return
 	}
+	c.assume(e)
 	if err := FoldOps(&c.ops, e, pos, ""); err != nil {
 		c.violate(RuleDecision, e.Subject, pos, "%v", err)
 	}
@@ -297,6 +310,9 @@ func (c *Checker) request(partition int, e *events.Event, pos events.Position) {
 func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 	born, err := events.RequestTime(e.Subject)
 	old := err == nil && e.Time.Sub(born) > c.cfg.Keep
+	if c.halved(e, pos) {
+		return false
+	}
 	switch {
 	case e.N == 1 && old && e.Type != denied:
 		c.violate(RuleFinal, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
@@ -310,6 +326,9 @@ func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 
 // Close judges what is still open at the end of the log, as of now.
 func (c *Checker) Close(now time.Time) {
+	if t := c.ops.Trimmed; c.first > 1 && (t == nil || t.BelowSeq < c.first) {
+		c.violate(RuleLog, events.LogStream, events.Position{Seq: c.first}, "the log begins at %d, and no event says that what is before may leave it", c.first)
+	}
 	for _, q := range c.stillOpen() {
 		if q.broken || q.Deadline.IsZero() || !now.After(q.Deadline.Add(c.cfg.Slack)) {
 			continue

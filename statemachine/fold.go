@@ -215,6 +215,8 @@ func emptyData(d events.Data) bool {
 		return d == nil
 	case *events.AuditRead:
 		return d == nil
+	case *events.LogTrimmed:
+		return d == nil
 	}
 	return true
 }

@@ -214,6 +214,8 @@ func emptyPayload(d events.CommandData) bool {
 		return d == nil
 	case *events.Audit:
 		return d == nil
+	case *events.Trim:
+		return d == nil
 	}
 	return true
 }

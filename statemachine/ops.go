@@ -17,7 +17,8 @@ type Ops struct {
 	Workers     map[string]*events.WorkerJoined `json:"workers"`     // by name: the present life
 	Quarantined map[string]string               `json:"quarantined"` // model -> reason
 	Erased      map[string][]string             `json:"erased"`      // tenant -> fingerprints of its destroyed keys
-	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker, model or tenant -> its history's end
+	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker, model, tenant or the log -> its history's end
+	Trimmed     *events.LogTrimmed              `json:"trimmed"`     // the last one; nil: the whole log is there
 }
 
 // OpsSubject is the end of one worker's, model's or tenant's history.
@@ -121,6 +122,8 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 			delete(o.Quarantined, d.Model)
 		case *events.TenantErased:
 			o.Erased[d.Tenant] = append(slices.Clip(o.Erased[d.Tenant]), d.TenantKey)
+		case *events.LogTrimmed:
+			o.Trimmed = d
 		}
 		if e.Type != denied {
 			s.Changed = e.N
@@ -166,6 +169,11 @@ func legalOps(o *Ops, s *OpsSubject, e *events.Event) error {
 	case *events.TenantErased:
 		if subject = d.Tenant; slices.Contains(o.Erased[d.Tenant], d.TenantKey) {
 			return fmt.Errorf("key %s is erased already", d.TenantKey)
+		}
+	case *events.LogTrimmed:
+		subject = events.LogStream
+		if what := untrimmable(o, d); what != "" {
+			return errors.New(what)
 		}
 	default:
 		return errors.New("an event of a request")

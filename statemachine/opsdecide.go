@@ -71,8 +71,41 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,
 			Model: d.Model, FromSeq: d.FromSeq, ToSeq: d.ToSeq, Since: d.Since, Until: d.Until,
 		}, nil
+	case *events.Trim:
+		return trim(o, c, d)
 	}
 	return nil, refuse(events.CodeMalformed, "the payload is not known to this build")
+}
+
+// trim lets the beginning of the log go. What the log itself shows of a mistake is
+// judged here; the bounds that memory, disk and time set are the sender's.
+func trim(o *Ops, c *events.Command, d *events.Trim) (events.Data, *refusal) {
+	t := &events.LogTrimmed{BelowSeq: d.BelowSeq, Bound: d.Bound, Origin: d.Origin, TreeSize: d.TreeSize, TreeRoot: d.TreeRoot, CompleteUntil: d.CompleteUntil}
+	if c.Subject != events.LogStream {
+		return nil, refuse(events.CodeMalformed, "the subject is not the log").are(events.LogStream, c.Subject)
+	}
+	if what := untrimmable(o, t); what != "" {
+		return nil, refuse(events.CodeIllegalState, what)
+	}
+	return t, nil
+}
+
+// untrimmable says what the log shows against a trim.
+func untrimmable(o *Ops, t *events.LogTrimmed) string {
+	last := o.Trimmed
+	switch {
+	case last != nil && t.BelowSeq <= last.BelowSeq:
+		return "the log is trimmed as far already"
+	case t.BelowSeq < 2:
+		return "nothing is below the sequence"
+	case (t.TreeSize == 0) != (t.CompleteUntil == 0) || t.TreeSize < 0:
+		return "a signed tree has both a size and an end"
+	case t.TreeSize > 0 && t.BelowSeq > t.CompleteUntil+1:
+		return "the signed tree does not hold what would leave"
+	case last != nil && last.Origin != "" && t.Origin != "" && t.Origin != last.Origin:
+		return "the signed tree is of another log than the one before"
+	}
+	return ""
 }
 
 // bounded cuts a person's words to what an event carries.

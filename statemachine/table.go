@@ -119,6 +119,7 @@ var commands = []CommandRow{
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
 	{events.CmdErase, roles(events.RoleOperator), types(events.TypeTenantErased, denied), "give up a tenant's key, and with it what its digests stand for"},
 	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
+	{events.CmdTrim, roles(events.RoleLifecycle), types(events.TypeLogTrimmed, denied), "let the beginning of the log leave the live stream"},
 }
 
 func roles(r ...events.Role) []events.Role { return r }
@@ -138,7 +139,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit, events.CmdTrim:
 		return true
 	}
 	return false

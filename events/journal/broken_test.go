@@ -20,6 +20,15 @@ type broken struct {
 	read   func(env *events.Envelope, err error) (*events.Envelope, error)
 	swap   bool // Follow does not report gaps
 	known  func([]journal.Known) []journal.Known
+	extent func(*journal.Extent)
+}
+
+func (b *broken) Extent(ctx context.Context) (*journal.Extent, error) {
+	x, err := b.Journal.Extent(ctx)
+	if b.extent != nil && err == nil {
+		b.extent(x)
+	}
+	return x, err
 }
 
 func (b *broken) Append(env *events.Envelope, reply func(journal.Reply)) error {
@@ -137,6 +146,10 @@ func TestSuiteCatches(t *testing.T) {
 		{name: "others' messages are passed over too", fails: "known messages are passed over", broken: broken{known: func(known []journal.Known) []journal.Known {
 			return []journal.Known{func(p int, seq uint64, mac string) bool { return known[0](p, seq, mac) || seq == 7 }}
 		}}},
+		{name: "a cut log is called trimmed", fails: "extent says where the log begins, and why", broken: broken{extent: func(x *journal.Extent) {
+			x.Messages, x.First, x.Ops = x.Messages+x.First-1, min(x.First, 1), 0
+		}}},
+		{name: "a trim is not found", fails: "extent says where the log begins, and why", broken: broken{extent: func(x *journal.Extent) { x.Ops = 0 }}},
 		{name: "gaps are passed over", fails: "deleted messages are a gap", broken: broken{swap: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -33,6 +33,7 @@ func memoryLog(t *testing.T, mode journal.Mode) *journaltest.Log {
 			}
 			return nil
 		},
+		Trim: func(seq uint64) error { l.Trim(seq); return nil },
 		Restart: func() error {
 			for _, m := range open {
 				m.Disconnect()

@@ -44,6 +44,10 @@
 // [Journal.Last] may be served by a lagging replica and are hints: what they do
 // not show may exist.
 //
+// A log may have lost its beginning on purpose: what is below a sequence leaves the
+// stream after a log.trimmed event says so. [Extent.Check] finds that event, and
+// tells such a log from one that was cut.
+//
 // JetStream stores what anyone with publish rights sends to a subject of the
 // stream. A message without a valid MAC is foreign: nothing in it counts, but it
 // is the tail that the next expectation must name. Follow hands it over as an

@@ -26,14 +26,29 @@ type Reader interface {
 // a writer is broken.
 var ErrHistory = errors.New("journal: history is broken")
 
+// LeftError means that a history goes on at a position that the log does not show:
+// it has left, or a lagging replica answered. It wraps [ErrNotFound].
+type LeftError struct{ Pos events.Position }
+
+// Error implements error.
+func (e *LeftError) Error() string { return fmt.Sprintf("read %s: %v", e.Pos, ErrNotFound) }
+
+// Unwrap is ErrNotFound.
+func (e *LeftError) Unwrap() error { return ErrNotFound }
+
 // History is what the log holds of one subject up to the event at pos, oldest
 // first. It walks back from pos by each event's prev and checks that the events
 // are of one subject, that each prev points further back, and that numbers are
-// dense down to 1: a missing event is an error, not a shorter history.
+// dense down to 1: a missing event is an error, not a shorter history. With a
+// *LeftError comes what is behind the missing one.
 func History(ctx context.Context, r Reader, pos events.Position) ([]Record, error) {
 	var out []Record
 	for !pos.IsZero() {
 		env, err := r.Read(ctx, pos.Seq)
+		if errors.Is(err, ErrNotFound) {
+			slices.Reverse(out)
+			return out, &LeftError{pos}
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", pos, err)
 		}

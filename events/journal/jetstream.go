@@ -194,6 +194,30 @@ func (j *JetStream) Last(ctx context.Context) (uint64, error) {
 	return info.State.LastSeq, nil
 }
 
+// Extent implements [Journal].
+func (j *JetStream) Extent(ctx context.Context) (*Extent, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	info, err := j.stream.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("journal: extent: %w", err)
+	}
+	st := info.State
+	e := &Extent{First: st.FirstSeq, Last: st.LastSeq, Messages: st.Msgs, Bytes: st.Bytes}
+	if e.First <= 1 {
+		return e, nil
+	}
+	m, err := j.stream.GetLastMsgForSubject(ctx, events.LogOps)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return e, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("journal: end of operations: %w", err)
+	}
+	e.Ops = m.Sequence
+	return e, nil
+}
+
 // bounded gives ctx a deadline if it has none.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {

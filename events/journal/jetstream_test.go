@@ -73,8 +73,8 @@ func TestOpenCreatesThenChecks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := st.Purge(ctx); err == nil {
-		t.Error("the stream can be purged")
+	if cfg := st.CachedInfo().Config; !cfg.DenyDelete || cfg.DenyPurge {
+		t.Errorf("deny delete is %v, deny purge %v: a message can be taken out of the middle, or nothing can ever leave", cfg.DenyDelete, cfg.DenyPurge)
 	}
 	cfg := st.CachedInfo().Config
 	cfg.MaxAge, cfg.Compression = time.Hour, jetstream.S2Compression

@@ -31,6 +31,9 @@ type Journal interface {
 	// Last is the sequence of a recent last message. It may be stale: good for
 	// "caught up with what was there", not for deciding what comes next.
 	Last(ctx context.Context) (uint64, error)
+
+	// Extent is where the log begins and ends, as far as Last knows.
+	Extent(ctx context.Context) (*Extent, error)
 }
 
 // Known says whether a follower has the message's content already: it wrote it,

@@ -89,6 +89,15 @@ func (l *MemoryLog) Delete(seq uint64) {
 	l.msgs[seq-1] = nil
 }
 
+// Trim takes everything below a sequence off the log.
+func (l *MemoryLog) Trim(below uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.msgs[:min(below-1, uint64(len(l.msgs)))] {
+		l.msgs[i] = nil
+	}
+}
+
 // Open is a writer and reader of the log.
 func (l *MemoryLog) Open(cfg Config) (*Memory, error) {
 	cfg, err := cfg.withDefaults()
@@ -346,6 +355,29 @@ func (m *Memory) Last(ctx context.Context) (uint64, error) {
 		return 0, fmt.Errorf("journal: last sequence: %w", errCut)
 	}
 	return uint64(len(m.log.msgs)), nil
+}
+
+// Extent implements [Journal].
+func (m *Memory) Extent(ctx context.Context) (*Extent, error) {
+	l := m.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m.cut {
+		return nil, fmt.Errorf("journal: extent: %w", errCut)
+	}
+	e := &Extent{First: uint64(len(l.msgs)) + 1, Last: uint64(len(l.msgs))}
+	for i, msg := range l.msgs {
+		if msg == nil {
+			continue
+		}
+		e.First = min(e.First, uint64(i)+1)
+		e.Messages++
+		e.Bytes += uint64(len(msg.data))
+	}
+	if e.First > 1 {
+		e.Ops = uint64(l.tail[events.LogOps])
+	}
+	return e, nil
 }
 
 var errCut = errors.New("connection is cut")

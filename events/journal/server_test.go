@@ -203,6 +203,13 @@ func jetStreamLog(t *testing.T, s *servers) *journaltest.Log {
 			_, err = js.UpdateStream(ctx, cfg)
 			return err
 		},
+		Trim: func(seq uint64) error {
+			trim, err := journal.OpenTrimmer(ctx, admin, "")
+			if err != nil {
+				return err
+			}
+			return answered(ctx, func(ctx context.Context) error { return trim.Trim(ctx, seq) })
+		},
 		Restart: func() error {
 			if len(s.opts) > 1 {
 				// A whole cluster takes ten seconds to elect its leaders

@@ -45,7 +45,7 @@ func wanted(cfg Config, partitions int) jetstream.StreamConfig {
 		MaxMsgSize:        -1,
 		Duplicates:        time.Second, // no message carries an id; the window would only cost memory
 		DenyDelete:        true,
-		DenyPurge:         true,
+		DenyPurge:         false, // for good otherwise; whose user may purge is the account's to say
 		AllowDirect:       true,
 		Compression:       jetstream.NoCompression,
 		PersistMode:       jetstream.DefaultPersistMode,
@@ -100,7 +100,6 @@ func weaknesses(cfg Config, have *jetstream.StreamConfig) []Difference {
 	check(have.Replicas >= cfg.Replicas, "replicas", cfg.Replicas, have.Replicas, edit("--replicas "+strconv.Itoa(cfg.Replicas)))
 	check(have.PersistMode == jetstream.DefaultPersistMode, "persist mode", jetstream.DefaultPersistMode, have.PersistMode, "async cancels sync_interval: "+recreate)
 	check(have.DenyDelete, "deny delete", true, false, edit("--deny-delete"))
-	check(have.DenyPurge, "deny purge", true, false, edit("--deny-purge"))
 	check(have.AllowDirect, "allow direct", true, false, edit("--allow-direct"))
 	check(have.Discard == jetstream.DiscardNew, "discard", jetstream.DiscardNew, have.Discard, edit("--discard new"))
 	check(have.MaxAge == 0, "max age", "none", have.MaxAge, edit("--max-age -1"))
@@ -137,11 +136,15 @@ func settle(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.
 		try, cancel := context.WithTimeout(ctx, tryTimeout)
 		s, n, err := ensure(try, js, cfg)
 		cancel()
-		silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
-		if !silent || ctx.Err() != nil {
+		if !silent(err) || ctx.Err() != nil {
 			return s, n, err
 		}
 	}
+}
+
+// silent says whether nobody answered.
+func silent(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)
 }
 
 // ensure creates the stream or checks the one that is there. It returns the

@@ -57,7 +57,6 @@ var weakened = []struct {
 	{"replicas", func(c *jetstream.StreamConfig) { c.Replicas = 1 }},
 	{"persist mode", func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode }},
 	{"deny delete", func(c *jetstream.StreamConfig) { c.DenyDelete = false }},
-	{"deny purge", func(c *jetstream.StreamConfig) { c.DenyPurge = false }},
 	{"allow direct", func(c *jetstream.StreamConfig) { c.AllowDirect = false }},
 	{"discard", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }},
 	{"max age", func(c *jetstream.StreamConfig) { c.MaxAge = time.Hour }},
@@ -104,7 +103,8 @@ func TestWeaknessesCoverTheStream(t *testing.T) {
 		"DiscardNewPerSubject", // without a limit per subject it does nothing
 		"Duplicates",           // no message carries an id
 		"Placement",            // where the servers are
-		"FirstSeq",             // the log may begin anywhere
+		"FirstSeq",             // a log that begins above 1 says why, see Extent
+		"DenyPurge",            // the users' permissions say who may
 		"MirrorDirect",         // reads
 		"Template",             // not supported any more
 		"AllowAtomicPublish",   // batches keep the compare-and-swap

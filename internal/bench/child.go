@@ -29,6 +29,7 @@ type childConfig struct {
 	Fsync      bool          `json:"fsync,omitempty"`
 	Name       string        `json:"name,omitempty"` // of a replica
 	Partitions int           `json:"partitions,omitempty"`
+	Retain     int64         `json:"retain,omitempty"`  // lifecycle: bytes of the log that stay; 0: all
 	Answers    []int         `json:"answers,omitempty"` // echo: bytes of the answer to each step
 	File       string        `json:"file,omitempty"`    // replay: the log; audit: leaves, or a bundle
 	Raw        bool          `json:"raw,omitempty"`     // replay: read only; audit: without proofs

@@ -39,8 +39,7 @@ type filler struct {
 	epochs load // what the steps need of a load: the workers' epochs
 	nodes  []*fillNode
 
-	pages  atomic.Uint64 // last generation of pages
-	failed chan error    // the first failure
+	failed chan error // the first failure
 }
 
 // fillAge is how long ago all that is filled in was, by its own account. The
@@ -51,8 +50,9 @@ const fillAge = retained + time.Minute
 
 // chains are the ends of the histories in the log, from one filler to the next.
 type chains struct {
-	tenant []smallChain // of fillTenant, by partition
-	ended  []endedAt    // when requests of the load ended
+	tenant []smallChain  // of fillTenant, by partition
+	ended  []endedAt     // when requests of the load ended
+	pages  atomic.Uint64 // last generation of the workers' pages: none comes again in one life
 }
 
 // endedAt counts the requests that ended since the entry before.
@@ -255,7 +255,7 @@ func (x *fillNode) enter(what func()) {
 				continue
 			}
 			x.left--
-			l.life.id, l.generation, l.request = newIDAt(time.Now().Add(-fillAge), x.partition, len(x.f.nodes)), x.f.pages.Add(1), nil
+			l.life.id, l.generation, l.request = newIDAt(time.Now().Add(-fillAge), x.partition, len(x.f.nodes)), x.f.log.pages.Add(1), nil
 			x.lives[l.id] = l
 		}
 		x.send(l, now)

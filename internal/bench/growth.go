@@ -18,6 +18,7 @@ import (
 // GrowthOptions say how far a log grows.
 type GrowthOptions struct {
 	Requests []int // sizes to measure at, in whole lifecycles; nil: 1,000,000
+	Retain   int   // about how many requests the live log keeps, the oldest leave; 0: all of them
 	Baseline int   // the size that the largest is compared with, if it is not among the sizes and less than all of them; 0: 100,000
 }
 
@@ -26,7 +27,8 @@ const retained = 5 * time.Minute
 
 // Growth is what one log came to as it grew.
 type Growth struct {
-	Fsync  bool          `json:"fsync"` // while measured; filling leaves fsync to the system
+	Fsync  bool          `json:"fsync"`            // while measured; filling leaves fsync to the system
+	Retain int           `json:"retain,omitempty"` // requests that the live log keeps, about; 0: all
 	Points []GrowthPoint `json:"points"`
 	// Ratio is the throughput at the largest size to that at the smallest.
 	Ratio float64 `json:"throughput_ratio"`
@@ -70,7 +72,7 @@ func RunGrowth(ctx context.Context, o Options, g GrowthOptions) (*Report, error)
 		return nil, err
 	}
 	return measure(ctx, o, func(ctx context.Context, b *bench) error {
-		if err := b.growth(ctx, sizes); err != nil {
+		if err := b.growth(ctx, sizes, g.Retain); err != nil {
 			return fmt.Errorf("bench growth: %w", err)
 		}
 		return nil
@@ -124,11 +126,14 @@ type grown struct {
 	out   *Growth
 	log   chains
 	empty int64 // heap of the service on an empty log
-	in    int   // lifecycles in the log
+	in    int   // lifecycles that were in the log
+
+	retain      int   // of those, about how many stay; 0: all
+	retainBytes int64 // how many bytes of the log that is; 0: not known yet
 }
 
-func (b *bench) growth(ctx context.Context, sizes []int) (err error) {
-	if err := room(b.dir, sizes[len(sizes)-1], requestRoom); err != nil {
+func (b *bench) growth(ctx context.Context, sizes []int, retain int) (err error) {
+	if err := room(b.dir, stays(sizes[len(sizes)-1], retain), requestRoom); err != nil {
 		return err
 	}
 	s, err := b.open(ctx, false)
@@ -136,13 +141,13 @@ func (b *bench) growth(ctx context.Context, sizes []int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	g := &grown{site: s, out: &Growth{Fsync: b.Fsync[0]}, log: chains{tenant: make([]smallChain, b.Partitions)}}
+	g := &grown{site: s, retain: retain, out: &Growth{Fsync: b.Fsync[0], Retain: retain}, log: chains{tenant: make([]smallChain, b.Partitions)}}
 	b.report.Growth = g.out
 	for i, n := range sizes {
 		if i > 0 {
 			last := &g.out.Points[i-1]
-			each := float64(last.LogBytes+last.StateBytes) / float64(g.in)
-			if err := room(b.dir, sizes[len(sizes)-1]-g.in, each); err != nil {
+			each := float64(last.LogBytes+last.StateBytes) / float64(stays(g.in, retain))
+			if err := room(b.dir, stays(sizes[len(sizes)-1]-g.in, retain), each); err != nil {
 				return err
 			}
 		}
@@ -189,16 +194,26 @@ func (g *grown) grow(ctx context.Context, p *GrowthPoint) error {
 	n := max(0, p.Requests-g.in)
 	begun := time.Now()
 	told := begun
-	err = g.fill(ctx, n, &g.log, workers, func(ended int) {
+	tell := func(ended int) {
 		if now := time.Now(); now.Sub(told) > progressEvery {
 			told = now
 			rate := float64(ended) / now.Sub(begun).Seconds()
 			g.b.Progress("growth: %s of %s requests in the log, %s a second, %v left", num(float64(g.in+ended)), num(float64(p.Requests)), num(rate),
 				time.Duration(float64(n-ended)/rate*float64(time.Second)).Round(time.Second))
 		}
-	})
-	if err != nil {
-		return err
+	}
+	for done := 0; done < n; {
+		part := n - done
+		if g.retain > 0 {
+			part = min(part, max(1, g.retain/2))
+		}
+		if err := g.fill(ctx, part, &g.log, workers, func(ended int) { tell(done + ended) }); err != nil {
+			return err
+		}
+		done += part
+		if err := g.trim(ctx, g.in+done); err != nil {
+			return err
+		}
 	}
 	g.in += n
 	if n > 0 {
@@ -293,7 +308,7 @@ func (g *grown) start(ctx context.Context) (server, service float64, err error) 
 	}
 	server = time.Since(begun).Seconds()
 	begun = time.Now()
-	_, err = g.part(ctx, replicaPrefix+"1", childConfig{Kind: kindLifecycle, Partitions: g.b.Partitions})
+	_, err = g.part(ctx, replicaPrefix+"1", childConfig{Kind: kindLifecycle, Partitions: g.b.Partitions, Retain: g.retainBytes})
 	return server, time.Since(begun).Seconds(), err
 }
 
@@ -372,8 +387,8 @@ func (g *grown) replayed(ctx context.Context, p *GrowthPoint) error {
 	if err := c.stop(); err != nil {
 		return err
 	}
-	if r.Violations > 0 || r.Open > 0 || r.Requests < g.in {
-		return fmt.Errorf("the log has %d requests, want at least %d; %d violations (%s), %d open requests", r.Requests, g.in, r.Violations, r.First, r.Open)
+	if r.Violations > 0 || r.Open > 0 || r.Requests < g.least() {
+		return fmt.Errorf("the log has %d requests, want at least %d; %d violations (%s), %d open requests", r.Requests, g.least(), r.Violations, r.First, r.Open)
 	}
 	p.Events, p.ReplayRate, p.ReplayPeakMB = r.Events, float64(r.Events)/r.Seconds, float64(r.Used.PeakRSS>>20)
 	if p.LogBytes, err = sizeOf(filepath.Join(g.dir, "jetstream"), filepath.Join("streams", events.LogStream)); err != nil {

@@ -49,7 +49,11 @@ func (p *GrowthPoint) title() string { return num(float64(p.Requests)) + " reque
 
 // about says how the growth was measured.
 func (g *Growth) about() string {
-	return fmt.Sprintf("one log that grows, fsync %s while it is measured; server, service and load are processes; a start is to the first command that is heard, in the service 300 ms of it listening for other replicas", onOff(g.Fsync))
+	what := "one log that grows"
+	if g.Retain > 0 {
+		what += fmt.Sprintf(" and keeps about %s requests", num(float64(g.Retain)))
+	}
+	return what + fmt.Sprintf(", fsync %s while it is measured; server, service and load are processes; a start is to the first command that is heard, in the service 300 ms of it listening for other replicas", onOff(g.Fsync))
 }
 
 func (g *Growth) ratio() string {

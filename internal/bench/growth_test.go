@@ -51,6 +51,36 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
+// TestGrowthRetains: a log that keeps a part of what it was given has that part in
+// the replay, whole, and no more on the disk.
+func TestGrowthRetains(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts the service a dozen times")
+	}
+	o := small(t)
+	o.Rounds, o.Fsync = 1, []bool{true}
+	var r *Report
+	for {
+		var err error
+		r, err = RunGrowth(t.Context(), o, GrowthOptions{Requests: []int{60_000}, Baseline: 20_000, Retain: 20_000})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, errTooShort) {
+			t.Fatal(err)
+		}
+		o.Duration *= 4
+	}
+	g := r.Growth
+	if len(g.Points) != 2 || g.Retain != 20_000 {
+		t.Fatalf("%+v", g)
+	}
+	first, last := g.Points[0], g.Points[1]
+	if last.Events > 2*first.Events || last.Events < 10_000*len(steps) || last.LogBytes > 2*first.LogBytes {
+		t.Errorf("after three times as many requests: %+v\nbefore: %+v", last, first)
+	}
+}
+
 // TestGrowthEnds: an interrupted run leaves nothing behind.
 func TestGrowthEnds(t *testing.T) {
 	o := small(t)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
@@ -47,6 +48,10 @@ func runNATS(ctx context.Context, cfg childConfig, log *slog.Logger, ready func(
 	return s.Wait(ctx)
 }
 
+// trimEvery is the time between snapshots and between trims of a log that is kept
+// from growing.
+const trimEvery = 2 * time.Second
+
 // runLifecycle is one replica of the service, with its snapshots and its read
 // side, as in production.
 func runLifecycle(ctx context.Context, cfg childConfig, log *slog.Logger, ready func(any)) error {
@@ -78,8 +83,22 @@ func runLifecycle(ctx context.Context, cfg childConfig, log *slog.Logger, ready 
 		return err
 	}
 	defer j.Close()
+	var keep lifecycle.Retention
+	var snapshots time.Duration
+	if cfg.Retain > 0 {
+		nc, err := dial(keyring.LifecycleTrim)
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		trim, err := journal.OpenTrimmer(ctx, nc, broker.AuditDomain)
+		if err != nil {
+			return err
+		}
+		keep, snapshots = lifecycle.Retention{Bytes: cfg.Retain, Trimmer: trim, Unaudited: true, Every: trimEvery}, trimEvery
+	}
 	s, err := lifecycle.New(lifecycle.Config{
-		Name: cfg.Name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: key, StateDir: cfg.Dir, Logger: log,
+		Name: cfg.Name, Retention: keep, SnapshotEvery: snapshots, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, LogKey: key, StateDir: cfg.Dir, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -132,7 +132,7 @@ func (s *site) writeLog(ctx context.Context, path string) (n int, err error) {
 
 var errEnd = errors.New("the end of the log")
 
-// followLog reads the log from its beginning to what is its end now.
+// followLog reads the log from where it begins to what is its end now.
 func followLog(ctx context.Context, url string, ring *keyring.Ring, log *slog.Logger, f func(*events.Envelope) error) error {
 	key, err := ring.LogKey()
 	if err != nil {
@@ -148,15 +148,18 @@ func followLog(ctx context.Context, url string, ring *keyring.Ring, log *slog.Lo
 		return err
 	}
 	defer j.Close()
-	end, err := j.Last(ctx)
+	x, err := j.Extent(ctx)
+	if err == nil {
+		err = x.Check(ctx, j)
+	}
 	if err != nil {
 		return err
 	}
-	err = j.Follow(ctx, 1, func(env *events.Envelope) error {
+	err = j.Follow(ctx, x.First, func(env *events.Envelope) error {
 		if err := f(env); err != nil {
 			return err
 		}
-		if env.Seq >= end {
+		if env.Seq >= x.Last {
 			return errEnd
 		}
 		return nil

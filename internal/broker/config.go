@@ -109,7 +109,7 @@ func (c Config) Text() (string, error) {
 		name account
 		head string
 	}{
-		{accountLog, "jetstream: enabled\n" + exports(shared{logReads, []account{accountAudit}}) +
+		{accountLog, "jetstream: enabled\n" + exports(shared{logReads, []account{accountAudit}}, shared{logTrims, []account{accountTrim}}) +
 			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
 		{accountWork, "jetstream: enabled\n" + exports(shared{slices.Concat(workTakes, workKeeps, []string{events.WorkAll}), []account{accountBus}})},
 		{accountBus, imports(
@@ -120,6 +120,7 @@ func (c Config) Text() (string, error) {
 			imports(taken{accountLog, mapped(logReads, auditSubject)})},
 		{accountDisclosed, "jetstream: enabled\n" + exports(shared{append(slices.Clone(disclosedKeeps), events.DisclosureAll), []account{accountBus}}) +
 			imports(taken{accountAudit, mapped(signedReads, signedSubject)})},
+		{accountTrim, imports(taken{accountLog, mapped(logTrims, auditSubject)})},
 	} {
 		fmt.Fprintf(&b, "  %s {\n    %s    users: [\n", a.name, a.head)
 		for _, u := range c.Ring.Names().Users() {

@@ -14,6 +14,8 @@
 //	DISCLOSURES  the stream PDGATE_DISCLOSURES, to which BUS adds, and which BUS
 //	       can neither read nor purge; reads the last signed tree, for the legal
 //	       hold. User: eraser.
+//	TRIM   imports the right to take the beginning off the stream PDGATE. User:
+//	       lifecycle-trim, where the log is trimmed.
 //
 // Permissions on a single account are not enough. A publisher chooses the reply
 // subject of a request, and whoever answers, JetStream's own API included,

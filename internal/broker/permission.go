@@ -17,6 +17,7 @@ const (
 	accountBus       account = "BUS"
 	accountAudit     account = "AUDIT"
 	accountDisclosed account = "DISCLOSURES"
+	accountTrim      account = "TRIM"
 )
 
 // rights is what one user may do. An empty list means nothing at all, never
@@ -44,7 +45,12 @@ var logReads = []string{
 	js + "CONSUMER.MSG.NEXT." + events.LogStream + ".*",
 }
 
-// AuditDomain is the JetStream domain under which the auditor's account sees the
+// logTrims takes the beginning off the log: what TRIM imports. It is an account of
+// its own for the same reason as AUDIT: inside LOG the answer to a purge could be
+// sent into the log itself.
+var logTrims = []string{js + "STREAM.INFO." + events.LogStream, js + "STREAM.PURGE." + events.LogStream}
+
+// AuditDomain is the JetStream domain under which the accounts AUDIT and TRIM see the
 // log: jetstream.NewWithDomain, or `nats --js-domain`. The subjects need a name
 // of their own, because every account without JetStream answers the plain ones
 // with an error.
@@ -115,6 +121,15 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 			"$JS.FC." + events.LogStream + ".>",
 			signedSubject(signedReads[0]),
 		}, logReads...), []string{inbox}}, nil
+
+	case keyring.LifecycleTrim:
+		// A purge may take the whole stream: there is no right to a part of it. So
+		// this user does nothing else, and lifecycle uses it for nothing else.
+		var pub []string
+		for _, s := range logTrims {
+			pub = append(pub, auditSubject(s))
+		}
+		return rights{accountTrim, pub, []string{inbox}}, nil
 
 	case keyring.Admin:
 		return rights{accountLog, []string{">"}, []string{">"}}, nil

@@ -86,7 +86,7 @@ func principals(r events.Role) []string {
 	case events.RoleOperator:
 		return []string{"operator", "other"}
 	case events.RoleLifecycle:
-		return []string{"lifecycle-bus", "lifecycle-log"}
+		return []string{"lifecycle-bus", "lifecycle-log", "lifecycle-trim"}
 	case events.RoleAuditor:
 		return []string{"auditor"}
 	}
@@ -136,6 +136,7 @@ func TestPublish(t *testing.T) {
 			"pdgate.audit.receipt.auditor.auditor", "_INBOX.auditor-auditor.>", "_R_.>", "$SRV.>",
 		}},
 		{keyring.AuditorBus, []string{"pdgate.v1.auditor.auditor.audit.>", "pdgate.v1.auditor.auditor.query.>"}},
+		{keyring.LifecycleTrim, []string{"$JS.log.API.STREAM.INFO.PDGATE", "$JS.log.API.STREAM.PURGE.PDGATE"}},
 		{keyring.LifecycleLog, append([]string{
 			"pdgate.log.>", "$JS.API.INFO", "$JS.API.STREAM.CREATE.PDGATE", "$JS.API.CONSUMER.DURABLE.CREATE.PDGATE.*",
 			"$JS.API.CONSUMER.DELETE.PDGATE.*", "$JS.ACK.PDGATE.>",
@@ -192,6 +193,7 @@ func TestSubscribe(t *testing.T) {
 		{keyring.AuditorBus, []string{"_INBOX.auditor-auditor.>"}},
 		{keyring.Eraser, []string{"_INBOX.eraser.>"}},
 		{keyring.LifecycleLog, []string{"_INBOX.lifecycle-log.>"}},
+		{keyring.LifecycleTrim, []string{"_INBOX.lifecycle-trim.>"}},
 		{keyring.LifecycleBus, []string{"_INBOX.lifecycle-bus.>", "pdgate.v1.>", "pdgate.replica.>", "$SRV.>", "pdgate.notify.>"}},
 	} {
 		nc := connect(t, b, ring, tt.user)
@@ -276,10 +278,13 @@ func TestLogUnreachable(t *testing.T) {
 		}
 		for _, p := range r.publish {
 			subject := strings.NewReplacer("*", "a1", ">", "0").Replace(p)
-			if err := nc.PublishRequest(subject, reply, []byte(`{"last_by_subj":"pdgate.log.0"}`)); err != nil {
+			if err := nc.PublishRequest(subject, reply, []byte(`{"seq":1}`)); err != nil {
 				t.Fatal(err)
 			}
-			if err := nc.PublishRequest(subject, reply, []byte(`{"seq":1}`)); err != nil {
+			if u == keyring.LifecycleTrim {
+				continue // without a sequence it would take all of it, as it may
+			}
+			if err := nc.PublishRequest(subject, reply, []byte(`{"last_by_subj":"pdgate.log.0"}`)); err != nil {
 				t.Fatal(err)
 			}
 			if err := nc.PublishRequest(subject, reply, nil); err != nil {

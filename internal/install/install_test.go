@@ -167,7 +167,7 @@ func TestServerConfiguration(t *testing.T) {
 		t.Error("an acknowledgement does not wait for the disk")
 	case o.HTTPHost != "127.0.0.1":
 		t.Errorf("statistics are served on %s", o.HTTPHost)
-	case len(o.Accounts) != 5:
+	case len(o.Accounts) != 6:
 		t.Errorf("%d accounts", len(o.Accounts))
 	}
 }

@@ -3,6 +3,7 @@
 //
 //	lifecycle-log.nk      NATS users: the seed of an nkey, in the form that
 //	lifecycle-bus.nk      `nats --nkey FILE` and other NATS tools read
+//	lifecycle-trim.nk
 //	gateway-<name>.nk
 //	prefill-<name>.nk
 //	decode-<name>.nk
@@ -33,7 +34,8 @@
 //
 // Who needs what:
 //
-//	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, tenants/, grant
+//	lifecycle  lifecycle-log, lifecycle-bus, log-mac, digest-secret, tenants/, grant;
+//	           with a retention lifecycle-trim and audit.pub
 //	gateway    gateway-<name>, digest-secret, tenants/
 //	worker     <role>-<name>.nk, <role>-<name>.pem, grant.pub
 //	auditor    auditor.nk, auditor-bus.nk, log-mac, audit.pem, audit-readers

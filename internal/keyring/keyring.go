@@ -161,6 +161,10 @@ func (r *Ring) AuditKey() (ed25519.PrivateKey, error) {
 	return key, r.writePublic("audit.pub.pem", "audit.pem", key.Public().(ed25519.PublicKey))
 }
 
+// AuditPublicKey is what the tree's signature is checked with; fs.ErrNotExist:
+// this part was not given the file.
+func (r *Ring) AuditPublicKey() (ed25519.PublicKey, error) { return r.readPublic("audit.pub.pem") }
+
 // Identity is a worker's key on the data plane.
 func (r *Ring) Identity(role events.Role, name string) (ed25519.PrivateKey, error) {
 	return r.ed25519(string(Worker(role, name)) + ".pem")

@@ -12,13 +12,14 @@ type User string
 
 // Users that every installation has once.
 const (
-	LifecycleLog User = "lifecycle-log" // appends to and reads the log
-	LifecycleBus User = "lifecycle-bus" // answers commands; has no right on the log
-	Operator     User = "operator"      // people: queries, cancel, quarantine
-	Auditor      User = "auditor"       // reads the log
-	AuditorBus   User = "auditor-bus"   // records who reads the audit log; has no right on either
-	Eraser       User = "eraser"        // reads and purges disclosures
-	Admin        User = "admin"         // every right in the log's account: the only one that can change or delete the stream
+	LifecycleLog  User = "lifecycle-log"  // appends to and reads the log
+	LifecycleBus  User = "lifecycle-bus"  // answers commands; has no right on the log
+	LifecycleTrim User = "lifecycle-trim" // takes the beginning off the log, and has no other right
+	Operator      User = "operator"       // people: queries, cancel, quarantine
+	Auditor       User = "auditor"        // reads the log
+	AuditorBus    User = "auditor-bus"    // records who reads the audit log; has no right on either
+	Eraser        User = "eraser"         // reads and purges disclosures
+	Admin         User = "admin"          // every right in the log's account: the only one that can change or delete the stream
 )
 
 // Gateway is the user of a gateway.
@@ -27,11 +28,11 @@ func Gateway(name string) User { return User("gateway-" + name) }
 // Worker is the user of a worker with role prefill or decode.
 func Worker(role events.Role, name string) User { return User(string(role) + "-" + name) }
 
-// Role is the role that the user's permissions pin. Lifecycle's two users,
+// Role is the role that the user's permissions pin. Lifecycle's three users,
 // eraser and admin have none on the command subjects.
 func (u User) Role() events.Role {
 	switch u {
-	case LifecycleLog, LifecycleBus, Eraser, Admin:
+	case LifecycleLog, LifecycleBus, LifecycleTrim, Eraser, Admin:
 		return events.RoleLifecycle
 	case Operator:
 		return events.RoleOperator
@@ -45,7 +46,7 @@ func (u User) Role() events.Role {
 // Principal is the name that the user speaks under.
 func (u User) Principal() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, Operator, Auditor, Eraser, Admin:
+	case LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Auditor, Eraser, Admin:
 		return string(u)
 	case AuditorBus:
 		return string(Auditor)
@@ -58,7 +59,7 @@ func (u User) Principal() string {
 // listen on: "_INBOX.<role>-<principal>".
 func (u User) InboxPrefix() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, Eraser, Admin:
+	case LifecycleLog, LifecycleBus, LifecycleTrim, Eraser, Admin:
 		return "_INBOX." + string(u)
 	}
 	return "_INBOX." + string(u.Role()) + "-" + u.Principal()
@@ -72,7 +73,7 @@ type Names struct {
 
 // Users lists every user of the installation.
 func (n Names) Users() []User {
-	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, AuditorBus, Eraser, Admin}
+	users := []User{LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Auditor, AuditorBus, Eraser, Admin}
 	for _, g := range n.Gateways {
 		users = append(users, Gateway(g))
 	}

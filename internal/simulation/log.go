@@ -115,6 +115,12 @@ func (j *writer) Read(_ context.Context, seq uint64) (*events.Envelope, error) {
 // Last implements journal.Journal.
 func (j *writer) Last(context.Context) (uint64, error) { return uint64(len(j.w.log.all)), nil }
 
+// Extent implements journal.Journal: nothing leaves a simulated log.
+func (j *writer) Extent(context.Context) (*journal.Extent, error) {
+	n := uint64(len(j.w.log.all))
+	return &journal.Extent{First: min(n+1, 1), Last: n, Messages: n}, nil
+}
+
 // Follow implements journal.Journal. Replicas follow by deliveries instead.
 func (j *writer) Follow(context.Context, uint64, func(*events.Envelope) error, ...journal.Known) error {
 	return journal.ErrClosed

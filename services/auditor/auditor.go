@@ -28,6 +28,7 @@ type Auditor struct {
 	witness  *witnesses
 	metrics  *metrics
 	ledger   *ledger
+	begins   bool     // the tree may begin with a gap: nothing was signed, and the stream begins above 1; set before the follower runs
 	sum      [32]byte // of the foreign message that is handed over next; of the follower
 
 	committed atomic.Pointer[state]

@@ -16,6 +16,8 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/audit"
+	"github.com/pdgate/pdgate/events/journal"
+	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/internal/keyring"
 )
 
@@ -359,6 +361,83 @@ func TestTrimmed(t *testing.T) {
 	if err := s.start(s.config("a2", t.TempDir())).wait(); !errors.Is(err, ErrFork) {
 		t.Errorf("built from a trimmed stream: %v, want ErrFork", err)
 	}
+}
+
+// trim takes what is below a sequence off the stream, as lifecycle does: the log
+// says so first.
+func (s *site) trim(below uint64) {
+	s.t.Helper()
+	s.n++
+	line, err := events.Append(nil, &events.Event{
+		ID: fmt.Sprint(events.LogStream, ".1"), Source: "test", Type: events.TypeLogTrimmed, Subject: events.LogStream, N: 1,
+		Time: time.Unix(1_800_000_000, 0), Data: &events.LogTrimmed{BelowSeq: below, Bound: "retention"},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.leaves = append(s.leaves, line)
+	s.store(events.OpsPartition, append(line, '\n'))
+	trim, err := journal.OpenTrimmer(s.t.Context(), s.connect(keyring.LifecycleTrim), broker.AuditDomain)
+	if err == nil {
+		err = trim.Trim(s.t.Context(), below)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// What was trimmed is in the tiles of who had it. A replica that lags behind it, a
+// fresh one, and a rebuild write no gap in its place: they stop, and say what to do.
+func TestTrimmedByTheLog(t *testing.T) {
+	s := newSite(t, nil)
+	s.fill(100)
+	lagging := t.TempDir()
+	r := s.start(s.config("a2", lagging))
+	r.signedAll()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s.fill(200)
+	r = s.start(s.config("a1", dir))
+	r.signedAll()
+	s.trim(50)
+	s.fill(10)
+	r.signedAll()
+	for name, d := range map[string]string{"a2": lagging, "a3": t.TempDir()} {
+		err := s.start(s.config(name, d)).wait()
+		if !errors.Is(err, ErrDirectory) || !strings.Contains(err.Error(), "begins at 50, since it was trimmed") || !strings.Contains(err.Error(), "copy the directory of another one") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	a, err := New(s.config("rebuild", t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Rebuild(t.Context()); !errors.Is(err, ErrDirectory) || !strings.Contains(err.Error(), "nothing can be built from its first message on") {
+		t.Errorf("rebuild: %v", err)
+	}
+	// With another one's directory it goes on.
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	s.fill(5)
+	r = s.start(s.config("a2", dir))
+	r.signedAll()
+}
+
+// Before anything is signed, the tree may begin with what left earlier.
+func TestTrimmedBeforeTheAuditor(t *testing.T) {
+	s := newSite(t, nil)
+	s.fill(100)
+	s.trim(11)
+	gap := audit.Gap{From: 1, To: 10}
+	kept := 0
+	for i := range uint64(10) { // what left: messages of 1, 2, … 9 and 1 events
+		kept += 1 + int(i)%9
+	}
+	s.leaves = append([][]byte{gap.Append(nil)}, s.leaves[kept:]...)
+	s.start(s.config("a1", t.TempDir())).signedAll()
 }
 
 // A type of a later version is no leaf at all: builds would disagree on it.

@@ -44,12 +44,26 @@ func (a *Auditor) follow(ctx context.Context, next uint64, out chan<- message) e
 		if !errors.As(err, &gap) {
 			return err
 		}
+		if err := a.gone(ctx, gap); err != nil {
+			return err
+		}
 		a.cfg.Logger.Error("messages are missing from the log; the tree says so", "from", gap.From, "to", gap.To-1)
 		a.metrics.gap()
 		if err := send(missing(gap)); err != nil {
 			return err
 		}
 	}
+}
+
+// gone tells a hole in the stream, which is a leaf, from what was trimmed before
+// this replica had it. Where nothing was signed at the start, the tree may begin
+// with what left before.
+func (a *Auditor) gone(ctx context.Context, gap *journal.GapError) error {
+	x, err := a.journal.Extent(ctx)
+	if err != nil || x.First < gap.To || a.begins && gap.From == 1 {
+		return err
+	}
+	return a.left(ctx, x, gap.From, false)
 }
 
 // build is the one goroutine that writes and signs.

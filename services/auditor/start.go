@@ -54,6 +54,9 @@ func (a *Auditor) start(ctx context.Context, rebuild bool) error {
 	if err := a.matchStream(ctx, st); err != nil {
 		return err
 	}
+	if err := a.matchBegin(ctx, st, rebuild); err != nil {
+		return err
+	}
 	a.next = st.Next
 	a.committed.Store(st)
 	if _, err := a.judge(st, a.last); err != nil {
@@ -199,6 +202,35 @@ func (a *Auditor) matchStream(ctx context.Context, st *state) error {
 			return err
 		}
 	}
+}
+
+// matchBegin sees to it that the stream still has what the directory lacks. What
+// left before anybody signed anything is a gap that the tree begins with; later it
+// is in the tiles of another replica, and a gap in its place would be another tree.
+func (a *Auditor) matchBegin(ctx context.Context, st *state, rebuild bool) error {
+	x, err := a.journal.Extent(ctx)
+	if err != nil || x.First <= st.Next {
+		return err
+	}
+	if a.last.Tree.N == 0 {
+		a.begins = true
+		return nil
+	}
+	return a.left(ctx, x, st.Next, rebuild)
+}
+
+// left says what to do about a stream that begins behind what is wanted next.
+func (a *Auditor) left(ctx context.Context, x *journal.Extent, next uint64, rebuild bool) error {
+	var cut *journal.CutError
+	switch err := x.Check(ctx, a.journal); {
+	case err != nil && !errors.As(err, &cut):
+		return err
+	case cut != nil:
+		return fmt.Errorf("%w: messages %d to %d are gone: %w", ErrFork, next, x.First-1, err)
+	case rebuild:
+		return a.store.bad("", "the stream begins at %d, since it was trimmed, so nothing can be built from its first message on: the tiles of a replica are the archive, and pdgate verify checks what is read from them", x.First)
+	}
+	return a.store.bad(stateFile, "the stream begins at %d, since it was trimmed, and the tiles here hold it up to %d: stop this replica, and copy the directory of another one in its place, state.json first", x.First, next-1)
 }
 
 // matchMessages compares the tree's first and last messages with the stream's, as

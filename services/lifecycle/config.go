@@ -35,6 +35,7 @@ type Config struct {
 	Guards       statemachine.Guards   // the zero value: all on
 	QueueLimit   int                   // most requests of a model that wait for prefill; 0: no limit
 	Replicas     int                   // NATS servers that hold the work queues; 0: 1
+	Retention    Retention             // the zero value: all of the log is kept
 	Logger       *slog.Logger          // nil: nothing is logged
 
 	// BootQuiet is how long a replica listens for others before it claims its
@@ -43,6 +44,9 @@ type Config struct {
 	// SnapshotEvery is the time between snapshots; 0: one minute. A snapshot is
 	// also written after 10,000 envelopes, and at a clean stop.
 	SnapshotEvery time.Duration
+	// FetchWait is how long a start on a trimmed log waits for another replica's
+	// snapshot, where its own reaches not so far; 0: 15 seconds.
+	FetchWait time.Duration
 }
 
 const minSecret = 16
@@ -71,6 +75,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("lifecycle: the queue limit is negative")
 	case c.Replicas < 0:
 		return c, errors.New("lifecycle: the number of replicas of the work queues is negative")
+	case c.Retention.check() != nil:
+		return c, c.Retention.check()
 	case c.BootQuiet < 0 || c.SnapshotEvery < 0:
 		return c, errors.New("lifecycle: BootQuiet and SnapshotEvery are 0 or more")
 	}
@@ -91,6 +97,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.SnapshotEvery == 0 {
 		c.SnapshotEvery = time.Minute
 	}
+	if c.FetchWait == 0 {
+		c.FetchWait = fetchWait
+	}
+	c.Retention = c.Retention.withDefaults()
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

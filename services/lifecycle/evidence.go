@@ -28,27 +28,59 @@ const evidenceWait = 3 * time.Second
 //
 // Each ends the start. Only a person can say which copy is right.
 func (s *Service) checkLog(ctx context.Context) error {
-	_, err := s.macAt(ctx, 1)
-	var foreign *journal.ForeignError
-	switch {
-	case errors.As(err, &foreign):
-		return fmt.Errorf("the log key (log-mac.key) is not the one that this log was written with: its first message is foreign; restore the key from its backup: %w", err)
-	case errors.Is(err, journal.ErrNotFound): // an empty log, or one without its beginning
-	case err != nil:
-		return err
-	}
-	path := s.statePath(snapshotName)
-	if path == "" {
-		return nil
-	}
-	r, err := openSnapshot(path, s.cfg.LogKey)
+	x, err := s.extent(ctx)
 	if err != nil {
-		return nil // there is none, or it proves nothing
-	}
-	head := r.head
-	if err := r.Close(); err != nil {
 		return err
 	}
+	if err := s.checkKey(ctx, x); err != nil {
+		return err
+	}
+	for _, name := range []string{snapshotName, snapshotOlder} {
+		path := s.statePath(name)
+		if path == "" {
+			return nil
+		}
+		r, err := openSnapshot(path, s.cfg.LogKey)
+		if err != nil {
+			continue // there is none, or it proves nothing
+		}
+		head := r.head
+		if err := r.Close(); err != nil {
+			return err
+		}
+		if head.followed < x.First {
+			return nil // what it stands at has left the log
+		}
+		return s.holds(ctx, path, head)
+	}
+	return nil
+}
+
+// keySample is how many messages at the log's beginning must all be foreign for the
+// key to be called wrong. Somebody may have injected one, and where the log is
+// trimmed it may be the first.
+const keySample = 16
+
+func (s *Service) checkKey(ctx context.Context, x *journal.Extent) error {
+	var foreign *journal.ForeignError
+	for seq := max(x.First, 1); seq <= x.Last && seq < x.First+keySample; seq++ {
+		_, err := s.macAt(ctx, seq)
+		if err == nil {
+			return nil
+		}
+		if !errors.As(err, &foreign) && !errors.Is(err, journal.ErrNotFound) {
+			return err
+		}
+	}
+	if foreign != nil {
+		return fmt.Errorf("the log key (log-mac.key) is not the one that this log was written with: its first messages are foreign; restore the key from its backup: %w", foreign)
+	}
+	return nil
+}
+
+// holds asks whether the log has what a snapshot stands at.
+func (s *Service) holds(ctx context.Context, path string, head snapshotHead) error {
+	var foreign *journal.ForeignError
 	if head.secret != secretCheck(s.cfg.DigestSecret) {
 		return errors.New("the digest secret (digest-secret.key) is not the one that this log's digests were made with; restore the key from its backup")
 	}

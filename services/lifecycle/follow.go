@@ -70,6 +70,13 @@ func (s *Service) follow(ctx context.Context, from uint64) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		var left *journal.GapError
+		if errors.As(err, &left) {
+			if x, failed := s.extent(ctx); failed == nil && left.To <= x.First && x.Check(ctx, s.cfg.Journal) == nil {
+				return fmt.Errorf("messages %d to %d were trimmed before this replica had read them: it was away for too long, and starts again from another one's snapshot", left.From, left.To-1)
+			}
+			return err
+		}
 		var g *gap
 		if !errors.As(err, &g) {
 			return err
@@ -103,6 +110,28 @@ func (s *Service) end(ctx context.Context) (seq uint64, err error) {
 		return err
 	})
 	return seq, err
+}
+
+// extent is what the log holds. It is asked again until it answers.
+func (s *Service) extent(ctx context.Context) (x *journal.Extent, err error) {
+	err = s.insist(ctx, func(ctx context.Context) error {
+		x, err = s.cfg.Journal.Extent(ctx)
+		return err
+	})
+	return x, err
+}
+
+// begins is the log's first sequence, for the read side. A log that was cut is
+// alarming, and read from where it begins all the same.
+func (s *Service) begins(ctx context.Context) (uint64, error) {
+	x, err := s.extent(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if err := x.Check(ctx, s.cfg.Journal); err != nil {
+		s.alarm("the log is not whole", "err", err)
+	}
+	return x.First, nil
 }
 
 // macAt is the MAC of the envelope at a sequence: what tells one log from

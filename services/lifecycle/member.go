@@ -12,6 +12,7 @@ const (
 	beatEvery  = 250 * time.Millisecond // heartbeats, while the loops make progress
 	deadAfter  = time.Second            // silence after which a replica is passed over
 	bootQuiet  = 300 * time.Millisecond // listening before the first partition is claimed
+	keptFor    = 10 * time.Second       // silence after which a replica's snapshots hold no trim back
 	standbyLag = 2 * time.Second        // how much later the others do a preferred replica's chores
 )
 
@@ -23,10 +24,17 @@ type members struct {
 
 	mu   sync.Mutex
 	seen map[string]time.Time // guarded by mu
+	kept map[string]keeping   // guarded by mu
+}
+
+// keeping is what a replica said of its snapshots, and when.
+type keeping struct {
+	seq uint64
+	at  time.Time
 }
 
 func newMembers(self string) *members {
-	return &members{self: self, seen: map[string]time.Time{}}
+	return &members{self: self, seen: map[string]time.Time{}, kept: map[string]keeping{}}
 }
 
 // beat notes a sign of life, and says whether it is somebody's first.
@@ -46,6 +54,39 @@ func (m *members) bye(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.seen, name)
+	delete(m.kept, name)
+}
+
+// keeps notes up to where a replica's snapshots let the log go.
+func (m *members) keeps(name string, seq uint64, now time.Time) {
+	if name == m.self {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.kept[name] = keeping{seq, now}
+}
+
+// floor is the least sequence that every replica heard of lately can start from,
+// and whose it is; own is this one's. One that starts says so before it is alive,
+// and one that is silent may be back within a moment.
+func (m *members) floor(own uint64, now time.Time) (seq uint64, who string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seq, who = own, m.self
+	for name, k := range m.kept {
+		if now.Sub(k.at) >= keptFor {
+			delete(m.kept, name)
+		} else if k.seq < seq {
+			seq, who = k.seq, name
+		}
+	}
+	for name, at := range m.seen {
+		if _, told := m.kept[name]; !told && now.Sub(at) < deadAfter && seq > 0 {
+			seq, who = 0, name
+		}
+	}
+	return seq, who
 }
 
 // live lists the replicas that may be preferred: this one, and those heard of

@@ -99,6 +99,16 @@ func (s *Service) show(reply string, v any, err error) {
 
 func malformed(err error) *events.Error { return events.NewError(events.CodeMalformed, err.Error()) }
 
+// errLeft is said of a request that is older than what the log has.
+var errLeft = events.NewError(events.CodeNotFound, "no such request is known here; it is older than what the live log holds: pdgate export --request ID reads it from the audit log")
+
+// hasLeft says whether a request is from before what the read side has.
+func (s *Service) hasLeft(id string) bool {
+	born, err := events.RequestTime(id)
+	begin, since := s.projection.Begins()
+	return err == nil && (begin > 1 && since.IsZero() || born.Before(since))
+}
+
 var errNotFound = events.NewError(events.CodeNotFound, "no such request is known here")
 
 // queryGet answers from memory; what memory has forgotten, from the read side.
@@ -132,6 +142,9 @@ func (s *Service) stored(ctx context.Context, id string) (*events.RequestView, e
 	v, ok, err := s.projection.Get(ctx, id)
 	if err != nil {
 		return nil, err
+	}
+	if !ok && s.hasLeft(id) {
+		return nil, errLeft
 	}
 	if !ok {
 		return nil, errNotFound
@@ -180,13 +193,25 @@ func (s *Service) queryHistory(ctx context.Context, req micro.Request) {
 			return nil, err
 		}
 		records, err := journal.History(ctx, s.cfg.Journal, pos)
-		if err != nil {
+		var left *journal.LeftError
+		if errors.As(err, &left) {
+			x, failed := s.cfg.Journal.Extent(ctx)
+			if failed != nil {
+				return nil, failed
+			}
+			if left.Pos.Seq >= x.First || x.First > s.trimmedBelow() {
+				return nil, err
+			}
+		} else if err != nil {
 			return nil, err
 		}
 		h := &events.HistoryView{RequestID: q.RequestID, Events: make([]json.RawMessage, 0, len(records)), Positions: make([]string, 0, len(records))}
 		for _, r := range records {
 			h.Events = append(h.Events, r.Line)
 			h.Positions = append(h.Positions, r.Pos.String())
+		}
+		if left != nil {
+			h.Earlier = left.Pos.String()
 		}
 		return h, nil
 	})
@@ -206,7 +231,7 @@ func (s *Service) queryList(ctx context.Context, req micro.Request) {
 		if page.Requests == nil {
 			page.Requests = []events.RequestView{}
 		}
-		return &events.ListView{Requests: page.Requests, NextCursor: page.Next, AppliedSeq: page.Applied, LogSeq: max(s.logSeq.Load(), page.Applied)}, nil
+		return &events.ListView{Requests: page.Requests, NextCursor: page.Next, AppliedSeq: page.Applied, LogSeq: max(s.logSeq.Load(), page.Applied), FromSeq: page.Begin, Since: page.Since}, nil
 	})
 }
 

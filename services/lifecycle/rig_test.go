@@ -413,13 +413,26 @@ func (r *rig) check() statemachine.Report {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	x, err := j.Extent(r.t.Context())
+	if err == nil {
+		err = x.Check(r.t.Context(), j)
+	}
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	c := statemachine.NewChecker(statemachine.CheckerConfig{Partitions: testPartitions, Key: key})
 	r.mu.Lock()
-	answers := r.answers
+	var answers []events.Answer
+	for _, a := range r.answers {
+		// What has left the log was there before; the rest is there.
+		if at, err := events.ParsePosition(a.Position); err != nil || at.Seq >= x.First {
+			answers = append(answers, a)
+		}
+	}
 	r.mu.Unlock()
 	done := errors.New("read")
 	if end > 0 {
-		err = j.Follow(r.t.Context(), 1, func(env *events.Envelope) error {
+		err = j.Follow(r.t.Context(), x.First, func(env *events.Envelope) error {
 			if err := c.Add(env); err != nil {
 				return fmt.Errorf("envelope %d: %w", env.Seq, err)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 const (
 	wordBeat = "beat"
 	wordBye  = "bye"
+	wordKept = "kept " // and the sequence from which on the replica needs the log
 )
 
 const lookEvery = 100 * time.Millisecond
@@ -55,8 +57,11 @@ func (s *Service) serve(ctx, loops context.Context) (err error) {
 	// that are merely not heard yet.
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
+	v.sayKept()
 	for !s.caughtUp() {
 		select {
+		case <-beat.C:
+			v.sayKept()
 		case <-ctx.Done():
 			return nil
 		case <-loops.Done():
@@ -104,6 +109,7 @@ func (s *Service) serve(ctx, loops context.Context) (err error) {
 				return err
 			}
 		case <-beat.C:
+			v.sayKept()
 			if v.healthy(s.now()) {
 				v.say(wordBeat)
 			}
@@ -131,6 +137,10 @@ func (v *front) listen() error {
 				v.poke()
 			case word == wordBeat && s.members.beat(name, s.now()):
 				v.poke()
+			case strings.HasPrefix(word, wordKept):
+				if seq, err := strconv.ParseUint(word[len(wordKept):], 10, 64); err == nil {
+					s.members.keeps(name, seq, s.now())
+				}
 			}
 		},
 		events.HeartbeatSubject("*", "*"): func(m *nats.Msg) { s.heartbeat(m.Subject, m.Data) },
@@ -141,7 +151,9 @@ func (v *front) listen() error {
 		}
 		v.subs = append(v.subs, sub)
 	}
-	return nil
+	subs, err := s.serveSnapshots()
+	v.subs = append(v.subs, subs...)
+	return err
 }
 
 // heartbeat takes a worker's sign of life.
@@ -171,6 +183,9 @@ func (v *front) say(word string) {
 		_ = v.s.cfg.Bus.Publish(events.ReplicaSubject(v.s.cfg.Name), []byte(word))
 	}
 }
+
+// sayKept tells the others up to where they may trim the log.
+func (v *front) sayKept() { v.say(wordKept + strconv.FormatUint(v.s.needs(), 10)) }
 
 // healthy says whether the loops make progress. A replica whose loops hang goes
 // quiet, so that the others take its partitions over, although its connection

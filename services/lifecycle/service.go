@@ -47,6 +47,8 @@ type Service struct {
 	signer  *signer // set by Run; nil: whoever answers signs
 
 	projection *projection.Projection // set by Run
+	kept       generations
+	trim       trimState
 	slowTurns  chan struct{}
 	slowDone   sync.WaitGroup
 	kickChores chan struct{}
@@ -61,8 +63,11 @@ type Service struct {
 	envelopes atomic.Uint64 // followed since the last snapshot
 
 	// Tests only.
-	silent   atomic.Bool // as if the process were killed: nothing leaves any more
-	tickHook func()      // called by the tick loop: may make it hang
+	silent    atomic.Bool              // as if the process were killed: nothing leaves any more
+	tickHook  func()                   // called by the tick loop: may make it hang
+	trimStep  func(point string) error // called before each commit point of a trim: an error ends the trim there
+	trimRound func()                   // called before each round of trims
+	unbound   string                   // the name of a bound of trims that is left out
 }
 
 // New checks the configuration. Nothing runs and nothing is read before Run.
@@ -92,6 +97,7 @@ func newService(cfg Config, publish func(*nats.Msg) error, unique func() string)
 		roster: newRoster(), counts: newCounts(), members: newMembers(cfg.Name),
 		slowTurns: make(chan struct{}, slowQueries), kickChores: make(chan struct{}, 1), awake: make(chan struct{}, 1), ready: make(chan struct{}),
 	}
+	s.kept.path, s.kept.olderPath = s.statePath(snapshotName), s.statePath(snapshotOlder)
 	if s.metrics, err = newMetrics(); err != nil {
 		return nil, fmt.Errorf("lifecycle: instruments: %w", err)
 	}
@@ -174,7 +180,7 @@ func (s *Service) run(ctx context.Context) (err error) {
 	if err := s.checkLog(ctx); err != nil {
 		return err
 	}
-	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Logger: s.log}); err != nil {
+	if s.projection, err = projection.Open(ctx, projection.Config{Path: s.statePath("requests.db"), Begin: s.begins, Logger: s.log}); err != nil {
 		return err
 	}
 	defer s.projection.Close()
@@ -217,6 +223,7 @@ func (s *Service) run(ctx context.Context) (err error) {
 	run("chores", func(ctx context.Context) error { s.chores(ctx); return nil })
 	run("work queues", func(ctx context.Context) error { s.work.run(ctx); return nil })
 	run("snapshots", s.snapshots)
+	run("trim", func(ctx context.Context) error { s.trims(ctx); return nil })
 
 	err = s.serve(ctx, loops)
 	if ctx.Err() != nil && loops.Err() == nil {

@@ -30,6 +30,7 @@ type entry struct {
 	since    time.Time // time of the event that led to the present state
 	sent     time.Time // when this replica last dispatched work for it; its own clock
 	resent   int       // how often it dispatched again
+	first    uint64    // sequence of the request's first event: its history stays in the log while it is open
 }
 
 // chain is the end of one tenant's events in this partition.
@@ -237,7 +238,7 @@ func (s *shard) Fold(e *events.Event, pos events.Position, hash string) *events.
 			// Forgotten here and not yet there: a denial of a request that has ended.
 			return stray(e, pos, hash)
 		}
-		x = &entry{r: &statemachine.Request{ID: e.Subject, State: events.New}, deadline: timer{id: e.Subject}}
+		x = &entry{r: &statemachine.Request{ID: e.Subject, State: events.New}, deadline: timer{id: e.Subject}, first: pos.Seq}
 		s.open[e.Subject] = x
 	}
 	was := x.r.State

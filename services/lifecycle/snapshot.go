@@ -14,9 +14,10 @@ import (
 )
 
 // A snapshot is what memory held at one point of the log, so that a start need
-// not read the log from its beginning. It is a cache: whatever is odd about a
-// file, the log is read instead. One that is sound and names a position that the
-// log does not have is no cache but evidence, see checkLog.
+// not read the log from its beginning. While the log has its beginning, a snapshot
+// is a cache: whatever is odd about a file, the log is read instead. On a trimmed
+// log it is what a start stands on, so there are two, see generations. One that is
+// sound and names a position that the log does not have is evidence, see checkLog.
 const (
 	snapshotAfter    = 10_000 // envelopes
 	snapshotShare    = 100    // a snapshot takes one part in so many of the time, however large memory is
@@ -39,6 +40,7 @@ type snapshotPartition struct {
 type snapshotEntry struct {
 	r     *statemachine.Request
 	since time.Time
+	first uint64
 }
 
 // snapshots writes one now and then.
@@ -59,7 +61,7 @@ func (s *Service) snapshots(ctx context.Context) error {
 		n := s.envelopes.Load()
 		now := s.now()
 		due := n >= snapshotAfter && now.Sub(last) >= snapshotShare*took || now.Sub(last) >= s.cfg.SnapshotEvery
-		if s.caughtUp() && n > 0 && due {
+		if s.caughtUp() && (n > 0 || s.kept.uneven()) && due {
 			last = now
 			if err := s.snapshot(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("snapshot is not written", "err", err)
@@ -88,7 +90,7 @@ func (s *Service) snapshot(ctx context.Context) error {
 	if h.mac, err = s.macAt(ctx, h.followed); err != nil {
 		return fmt.Errorf("read position: %w", err)
 	}
-	return writeAtomic(s.statePath(snapshotName), func(w io.Writer) error {
+	return s.kept.write(h.followed, func(w io.Writer) error {
 		return sealed(w, s.cfg.LogKey, func(f *form) error {
 			formHead(f, &h)
 			s.opsNode.mu.Lock()
@@ -128,7 +130,7 @@ func (s *shard) copy(p *snapshotPartition, applied uint64) {
 	p.requests = slices.Grow(p.requests[:0], len(s.open)+len(kept)) // entries point into it
 	add := func(to []snapshotEntry, x *entry) []snapshotEntry {
 		p.requests = append(p.requests, *x.r)
-		return append(to, snapshotEntry{&p.requests[len(p.requests)-1], x.since})
+		return append(to, snapshotEntry{&p.requests[len(p.requests)-1], x.since, x.first})
 	}
 	p.open, p.closed = p.open[:0], p.closed[:0]
 	for _, x := range s.open {
@@ -139,22 +141,23 @@ func (s *shard) copy(p *snapshotPartition, applied uint64) {
 	}
 }
 
-// restore loads the snapshot, if there is one that is sound and of this log, and
-// returns the sequence that it reaches; 0 without one.
+// restore loads the newest snapshot that is sound, of this log, and reached by it,
+// and returns the sequence that it stands at. Without one that is 0, and the log
+// must have its beginning.
 func (s *Service) restore(ctx context.Context) (uint64, error) {
-	path := s.statePath(snapshotName)
-	if path == "" {
-		return 0, nil
+	x, err := s.extent(ctx)
+	if err != nil {
+		return 0, err
 	}
-	followed, st, err := s.readSnapshot(ctx, path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return 0, nil
-	case ctx.Err() != nil:
-		return 0, ctx.Err()
-	case err != nil:
-		s.log.Warn("snapshot is not used, the log is read from the start", "cause", err)
-		return 0, nil
+	if err := x.Check(ctx, s.cfg.Journal); err != nil {
+		return 0, err
+	}
+	followed, st, err := s.newest(ctx, x.First)
+	if err == nil && st == nil && x.First > 1 {
+		followed, st, err = s.fetch(ctx, x.First)
+	}
+	if err != nil || st == nil {
+		return 0, err
 	}
 	s.opsNode.mu.Lock()
 	s.opsNode.ops.ops = &st.ops
@@ -176,11 +179,62 @@ func (s *Service) restore(ctx context.Context) (uint64, error) {
 	return followed, nil
 }
 
+// newest reads the newest snapshot of the state directory that a start can stand
+// on; nil: there is none. The sound ones count as kept.
+func (s *Service) newest(ctx context.Context, first uint64) (uint64, *snapshotState, error) {
+	for s.cfg.StateDir != "" {
+		at, st, err := s.readSnapshot(ctx, s.statePath(snapshotName))
+		if err == nil && at < first {
+			err = fmt.Errorf("it stands at %d, and the log begins at %d", at, first)
+		}
+		if err == nil {
+			s.kept.found(at, s.older(ctx, at))
+			return at, st, nil
+		}
+		if ctx.Err() != nil {
+			return 0, nil, ctx.Err()
+		}
+		missing := errors.Is(err, os.ErrNotExist)
+		// The older one takes the newer one's place, which the next one that is
+		// written would push onto it otherwise.
+		moved := os.Rename(s.statePath(snapshotOlder), s.statePath(snapshotName))
+		if moved != nil && !errors.Is(moved, os.ErrNotExist) {
+			return 0, nil, fmt.Errorf("snapshot: %w", moved)
+		}
+		switch {
+		case moved == nil && !missing:
+			s.log.Warn("snapshot is not used, the one before it is", "cause", err)
+		case moved != nil && missing:
+			return 0, nil, nil
+		case moved != nil:
+			s.log.Warn("snapshot is not used, the log is read from the start", "cause", err)
+			return 0, nil, nil
+		}
+	}
+	return 0, nil, nil
+}
+
+// older is the position of the second copy, 0 if it is of no use.
+func (s *Service) older(ctx context.Context, newest uint64) uint64 {
+	r, err := openSnapshot(s.statePath(snapshotOlder), s.cfg.LogKey)
+	if err != nil {
+		return 0
+	}
+	head := r.head
+	if r.Close() != nil || head.followed > newest || head.partitions != len(s.nodes) {
+		return 0
+	}
+	if mac, err := s.macAt(ctx, head.followed); err != nil || mac != head.mac {
+		return 0
+	}
+	return head.followed
+}
+
 // load takes over what copy gave; the node's lock is held.
 func (s *shard) load(p *snapshotPartition) {
 	s.horizon, s.tenants = p.horizon, p.tenants
 	for _, e := range p.open {
-		x := &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}}
+		x := &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}, first: e.first}
 		s.open[x.r.ID] = x
 		if !x.r.State.Final() {
 			waiting := 0
@@ -194,7 +248,7 @@ func (s *shard) load(p *snapshotPartition) {
 		}
 	}
 	for _, e := range p.closed {
-		s.closed[e.r.ID] = &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}}
+		s.closed[e.r.ID] = &entry{r: e.r, since: e.since, deadline: timer{id: e.r.ID}, first: e.first}
 		s.endings = append(s.endings, e.r.ID)
 	}
 	for _, k := range p.gone {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/statemachine"
@@ -20,6 +21,7 @@ import (
 // all of that under the log key. Neither side holds it in memory.
 const (
 	snapshotName    = "lifecycle.snapshot"
+	snapshotOlder   = "lifecycle.snapshot.older"
 	snapshotMagic   = "pdgate lifecycle snapshot\n"
 	snapshotFormat  = 3
 	snapshotContext = "pdgate lifecycle snapshot\x00" // what the seal is for, before what it is of
@@ -59,10 +61,11 @@ func sealed(w io.Writer, key []byte, fill func(*form) error) error {
 	return err
 }
 
-// writeAtomic replaces a file whole. A crash before the rename leaves the old
-// one, a crash after it the new one. What a crash leaves beside it has always the
-// same name, and is written over: crashes fill no disk.
-func writeAtomic(path string, fill func(io.Writer) error) error {
+// writeAtomic replaces a file whole, and keeps the one that was there as older. A
+// crash leaves the file that was there under one of the two names, and the new one
+// whole or not at all. What else a crash leaves has always the same name, and is
+// written over: crashes fill no disk. names is held while names change.
+func writeAtomic(path, older string, names sync.Locker, fill func(io.Writer) error) error {
 	tmp, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -72,6 +75,11 @@ func writeAtomic(path string, fill func(io.Writer) error) error {
 		err = tmp.Sync()
 	}
 	if err = errors.Join(err, tmp.Close()); err != nil {
+		return err
+	}
+	names.Lock()
+	defer names.Unlock()
+	if err := os.Rename(path, older); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := os.Rename(tmp.Name(), path); err != nil {

@@ -330,6 +330,16 @@ func formOps(f *form, o *statemachine.Ops) {
 	table(f, &o.Quarantined, text)
 	table(f, &o.Erased, func(f *form, keys *[]string) { list(f, keys, text) })
 	table(f, &o.Subjects, formSubject)
+	optional(f, &o.Trimmed, formTrimmed)
+}
+
+func formTrimmed(f *form, d *events.LogTrimmed) {
+	number(f, &d.BelowSeq)
+	text(f, &d.Bound)
+	text(f, &d.Origin)
+	number(f, &d.TreeSize)
+	text(f, &d.TreeRoot)
+	number(f, &d.CompleteUntil)
 }
 
 func formSubject(f *form, s *statemachine.OpsSubject) {
@@ -368,6 +378,7 @@ func formEntry(f *form, e *snapshotEntry) {
 	}
 	formRequest(f, e.r)
 	f.time(&e.since)
+	number(f, &e.first)
 }
 
 func formPartition(f *form, p *snapshotPartition) {

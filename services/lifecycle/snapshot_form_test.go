@@ -114,7 +114,7 @@ func TestSnapshotFormEdges(t *testing.T) {
 func TestSnapshotFormDamaged(t *testing.T) {
 	p := snapshotPartition{
 		applied: 7, horizon: time.Unix(1, 0), tenants: map[string]chain{"acme": {1, "hash"}},
-		open: []snapshotEntry{{sampleRequest(t, 1), time.Unix(2, 0)}}, gone: [][16]byte{{1}}, ended: []string{newID(t)},
+		open: []snapshotEntry{{sampleRequest(t, 1), time.Unix(2, 0), 3}}, gone: [][16]byte{{1}}, ended: []string{newID(t)},
 	}
 	b := written(t, func(f *form) { formPartition(f, &p) })
 	for n := range b {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,10 +32,11 @@ type memory struct {
 	Ops      *statemachine.Ops
 	Waiting  map[string]int
 	Timers   map[int]int
+	First    map[string]uint64
 }
 
 func (x *replica) memory() memory {
-	m := memory{Applied: map[int]uint64{}, Requests: map[string]*statemachine.Request{}, Since: map[string]time.Time{}, Tenants: map[int]map[string]chain{}, Waiting: x.counts.waiting(), Timers: map[int]int{}}
+	m := memory{Applied: map[int]uint64{}, Requests: map[string]*statemachine.Request{}, Since: map[string]time.Time{}, Tenants: map[int]map[string]chain{}, Waiting: x.counts.waiting(), Timers: map[int]int{}, First: map[string]uint64{}}
 	for _, n := range x.nodes {
 		n.mu.Lock()
 		m.Applied[n.partition] = n.loop.Applied()
@@ -42,7 +44,7 @@ func (x *replica) memory() memory {
 		m.Timers[n.partition] = n.shard.wheel.size
 		for _, all := range []map[string]*entry{n.shard.open, n.shard.closed} {
 			for id, e := range all {
-				m.Requests[id], m.Since[id] = e.r.Clone(), e.since
+				m.Requests[id], m.Since[id], m.First[id] = e.r.Clone(), e.since, e.first
 			}
 		}
 		m.Open = slices.AppendSeq(m.Open, maps.Keys(n.shard.open))
@@ -251,10 +253,11 @@ func TestSnapshotAfterACrash(t *testing.T) {
 		_, err := io.WriteString(w, "whole")
 		return err
 	}
-	if err := writeAtomic(path, whole); err != nil {
+	var names sync.Mutex
+	if err := writeAtomic(path, path+".older", &names, whole); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeAtomic(path, func(w io.Writer) error { return errors.Join(whole(w), io.ErrShortWrite) }); !errors.Is(err, io.ErrShortWrite) {
+	if err := writeAtomic(path, path+".older", &names, func(w io.Writer) error { return errors.Join(whole(w), io.ErrShortWrite) }); !errors.Is(err, io.ErrShortWrite) {
 		t.Errorf("half a file: %v", err)
 	}
 	b, err := os.ReadFile(path)

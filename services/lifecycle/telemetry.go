@@ -96,6 +96,14 @@ func (s *Service) observe() (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
+	first, err := meter.Int64ObservableGauge("pdgate.lifecycle.log.first", metric.WithDescription("sequence of the log's first message"))
+	if err != nil {
+		return nil, err
+	}
+	trimmed, err := meter.Int64ObservableGauge("pdgate.lifecycle.trimmed", metric.WithDescription("sequence below which the log may have left, and the bound that holds the next trim back"))
+	if err != nil {
+		return nil, err
+	}
 	reg, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		opened, queued := 0, 0
 		for _, n := range s.all() {
@@ -109,8 +117,13 @@ func (s *Service) observe() (stop func(), err error) {
 		o.ObserveInt64(open, int64(opened))
 		o.ObserveInt64(waiting, int64(queued))
 		o.ObserveInt64(lag, max(0, int64(s.logSeq.Load())-int64(s.followed.Load())))
+		if s.cfg.Retention.on() {
+			seq, b := s.trim.get()
+			o.ObserveInt64(first, int64(seq))
+			o.ObserveInt64(trimmed, int64(s.trimmedBelow()), metric.WithAttributes(attribute.String("bound", b.name)))
+		}
 		return nil
-	}, open, waiting, lag)
+	}, open, waiting, lag, first, trimmed)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,9 @@ clean start, a start after kill -9 of both, and a replay by the checker. A size
 of 100,000 requests comes first, for the others to be compared with. Filling
 leaves fsync to the system; what is measured has the fsync that is asked for.
 
+With --retention-requests the service trims the log while it is filled, as it does
+with --retention-bytes and without an auditor: disk, memory and starts stay as they are.
+
 A request is 7 events of about 700 bytes, and a row of the read side: a million
 requests take about 6 GB. A disk without room for all of it is refused.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -33,6 +36,7 @@ requests take about 6 GB. A disk without room for all of it is refused.`,
 				}
 				g.Requests = append(g.Requests, n)
 			}
+			err = firstOf(err, atLeast("retention-requests", g.Retain, 0))
 			if err != nil {
 				return &usageError{err, cmd}
 			}
@@ -44,6 +48,7 @@ requests take about 6 GB. A disk without room for all of it is refused.`,
 		},
 	}
 	c.Flags().StringSliceVar(&sizes, "requests", []string{"1000000"}, "sizes to measure at, in requests")
+	c.Flags().IntVar(&g.Retain, "retention-requests", 0, "about how many requests the live log keeps while it is filled: the oldest leave (0: all stay)")
 	c.Flags().IntVar(&g.Baseline, "baseline", 0, "size that comes before them, for comparison (0: 100,000)")
 	return c
 }

@@ -148,6 +148,8 @@ func summary(d events.Data) string {
 		return d.Reason
 	case *events.TenantErased:
 		return "key " + d.TenantKey
+	case *events.LogTrimmed:
+		return fmt.Sprintf("what is below %d leaves the live log, up to %s", d.BelowSeq, d.Bound)
 	case *events.AuditRead:
 		return fmt.Sprintf("%s by %s over %s", d.Kind, d.Reader, d.Via)
 	}

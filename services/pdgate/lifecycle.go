@@ -21,9 +21,11 @@ func (a *app) lifecycleCommand() *cobra.Command {
 		Short: "Run a lifecycle replica",
 		Long: `lifecycle runs one replica of the service that owns the log, against a NATS server
 elsewhere. Any number of replicas may run; each needs a name of its own. Keys:
-lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
+lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem; with
+--retention lifecycle-trim.nk, and audit.pub.pem to check the auditor's signature.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0), adm.check())
+			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0),
+				p.retention.check(), adm.check())
 			if err == nil && p.partitions > events.MaxPartitions {
 				err = fmt.Errorf("partitions %d: want at most %d", p.partitions, events.MaxPartitions)
 			}
@@ -51,6 +53,7 @@ lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 	f.StringVar(&p.name, "name", "lc1", "name of the replica")
 	f.IntVar(&p.partitions, "partitions", 0, "partitions of a log that does not exist yet (0: the default); an existing log keeps its own")
 	f.IntVar(&p.replicas, "replicas", 1, "NATS servers that must hold the log and the work queues")
+	p.retention.add(f)
 	f.IntVar(&p.queueLimit, "queue-limit", 1024, "most requests of a model that wait for prefill (0: no limit)")
 	return c
 }

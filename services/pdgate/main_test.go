@@ -18,6 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	quickTrims()
 	testscript.Main(m, map[string]func(){"pdgate": main, "holdport": holdPort})
 }
 

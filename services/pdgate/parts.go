@@ -78,6 +78,7 @@ type lifecyclePart struct {
 	partitions int // of a log that does not exist yet
 	replicas   int // of the stream
 	queueLimit int
+	retention  retention
 	timeouts   statemachine.Timeouts
 	guards     statemachine.Guards
 	quiet      time.Duration
@@ -120,8 +121,13 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 		return err
 	}
 	defer j.Close()
+	keep, end, err := p.retention.open(ctx, logConn, dial, ring)
+	if err != nil {
+		return err
+	}
+	defer end()
 	svc, err := lifecycle.New(lifecycle.Config{
-		Name: p.name, Journal: j, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, TenantKeys: tenants, LogKey: logKey,
+		Name: p.name, Journal: j, Retention: keep, SnapshotEvery: pace.snapshots, Bus: bus, Partitions: j.Partitions(), GrantKey: grant, DigestSecret: secret, TenantKeys: tenants, LogKey: logKey,
 		StateDir: p.stateDir, Timeouts: p.timeouts, Guards: p.guards, QueueLimit: p.queueLimit, Replicas: p.replicas, BootQuiet: p.quiet, Logger: log,
 	})
 	if err != nil {

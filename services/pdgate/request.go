@@ -129,6 +129,9 @@ func (a *app) requestHistory(rf *requestFlags) *cobra.Command {
 				if rf.output == "json" {
 					return printJSON(a.stdout, v)
 				}
+				if v.Earlier != "" {
+					fmt.Fprintf(a.stderr, "what is up to position %s has left the live log; the audit log has it: pdgate export%s --request %s --out %s.zip\n", v.Earlier, a.dataFlag(), args[0], args[0])
+				}
 				return printHistory(a.stdout, v)
 			})
 		},
@@ -205,6 +208,12 @@ func (a *app) list(ctx context.Context, c *client.Client, q events.ListQuery, al
 		}
 		if v.NextCursor != "" {
 			fmt.Fprintln(a.stderr, "there are more: add --all, or narrow the search")
+		}
+		switch {
+		case !v.Since.IsZero():
+			fmt.Fprintf(a.stderr, "the live log is trimmed: requests that ended, and were admitted before %s, are in the audit log alone (pdgate export)\n", stamp(v.Since))
+		case v.FromSeq > 1:
+			fmt.Fprintf(a.stderr, "the live log is trimmed: the list begins at message %d, what is older is in the audit log alone (pdgate export)\n", v.FromSeq)
 		}
 		if v.AppliedSeq < v.LogSeq {
 			fmt.Fprintf(a.stderr, "the list lags the log by %d messages\n", v.LogSeq-v.AppliedSeq)

@@ -40,6 +40,7 @@ type stack struct {
 	decodePool   int
 	concurrency  int // of each worker; 0: its own default
 	queueLimit   int
+	retention    retention
 	tenants      func(dir string) (*gateway.Tenants, error)
 	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
 	guards       guards
@@ -108,7 +109,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	var lives, gates, workers []part
 	for i := range max(1, s.lifecycles) {
 		life := lifecyclePart{
-			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit,
+			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit, retention: s.retention,
 			timeouts: s.timeouts, guards: s.guards.machine, ready: s.ready,
 		}
 		if i > 0 {

@@ -42,7 +42,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 			if err == nil {
 				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
 			}
-			err = firstOf(err, checkDurability("durability", durability), eng.check(),
+			err = firstOf(err, s.retention.check(), checkDurability("durability", durability), eng.check(),
 				atLeast("concurrency", s.concurrency, 0), atLeast("queue-limit", s.queueLimit, 0), adm.check())
 			if err == nil {
 				s.engine, err = eng.config(prefillPool)
@@ -85,6 +85,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
 	f.StringVar(&durability, "durability", string(broker.FsyncAlways), "fsync: on disk before an append is acknowledged; interval: within two minutes")
+	s.retention.add(f)
 	f.IntVar(&s.prefill, "prefill-workers", 1, "number of prefill workers")
 	f.IntVar(&s.decode, "decode-workers", 1, "number of decode workers")
 	f.IntVar(&prefillPool, "pool-tokens", 131_072, "KV pool of each prefill worker, in tokens")

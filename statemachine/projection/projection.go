@@ -21,7 +21,9 @@ type Config struct {
 	Path     string        // database file; "": in memory
 	Batch    int           // about the most events in one transaction; 0: 32,768
 	Interval time.Duration // between two commits under load; 0: 500 ms
-	Logger   *slog.Logger  // nil: nothing is logged
+	// Begin is the log's first sequence: what is before it has left. nil: 1.
+	Begin  func(ctx context.Context) (uint64, error)
+	Logger *slog.Logger // nil: nothing is logged
 }
 
 // Projection is the read side. Run feeds it; every other method may be called at
@@ -32,6 +34,9 @@ type Projection struct {
 	applied atomic.Uint64
 	tail    tail
 	damaged chan struct{} // holds a token when a read found the file damaged
+	begin   atomic.Int64  // sequence that the rows begin at; 0: at the log's beginning
+	since   atomic.Int64  // rows of ended requests from before are gone, microseconds since 1970; 0: none are
+	prune   chan time.Time
 }
 
 // Follow hands over every envelope from stream sequence next on, in order, until
@@ -53,7 +58,7 @@ func Open(ctx context.Context, cfg Config) (*Projection, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Projection{cfg: cfg, tail: tail{wake: make(chan struct{}, 1)}, damaged: make(chan struct{}, 1)}
+	p := &Projection{cfg: cfg, tail: tail{wake: make(chan struct{}, 1)}, damaged: make(chan struct{}, 1), prune: make(chan time.Time, 1)}
 	err := p.open(ctx)
 	if err != nil && cfg.Path != "" && ctx.Err() == nil {
 		err = p.anew(ctx, err)
@@ -109,15 +114,17 @@ func (p *Projection) noteDamage(err error) error {
 
 // version is the schema's. Another one in a file means that the file is made
 // anew: rows are folded from the log, never migrated.
-const version = 1
+const version = 2
 
 const schema = `
 CREATE TABLE meta (
 	id      INTEGER PRIMARY KEY CHECK (id = 1),
 	applied INTEGER NOT NULL, -- stream sequence of the last envelope
-	mac     TEXT    NOT NULL  -- and its MAC: another log has another one there
+	mac     TEXT    NOT NULL, -- and its MAC: another log has another one there
+	begin   INTEGER NOT NULL, -- sequence that the rows begin at; 0: at the log's beginning
+	since   INTEGER NOT NULL  -- rows of ended requests from before are gone, microseconds since 1970; 0: none are
 );
-INSERT INTO meta VALUES (1, 0, '');
+INSERT INTO meta VALUES (1, 0, '', 0, 0);
 CREATE TABLE request (
 	id                TEXT PRIMARY KEY,
 	state             TEXT NOT NULL,
@@ -144,15 +151,16 @@ CREATE TABLE request (
 CREATE INDEX request_tenant ON request (tenant, id);
 CREATE INDEX request_state  ON request (state, id);
 CREATE INDEX request_model  ON request (model, id);
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 `
 
 func (p *Projection) open(ctx context.Context) error {
 	dsn := "file::memory:?_pragma=foreign_keys(0)"
 	if p.cfg.Path != "" {
-		// synchronous NORMAL with a write-ahead log may lose the last batches in a
+		// Before the journal's mode, which writes the first page and settles it: room
+		// that rows took is given back. synchronous NORMAL with a write-ahead log may lose the last batches in a
 		// power failure and never the file; what is lost is read again.
-		dsn = "file:" + escape(p.cfg.Path) + "?_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(5000)"
+		dsn = "file:" + escape(p.cfg.Path) + "?_pragma=auto_vacuum(incremental)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(5000)"
 	}
 	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
@@ -186,11 +194,13 @@ func (p *Projection) load(ctx context.Context, db *sql.DB) error {
 	default:
 		return fmt.Errorf("schema version %d, this build has %d", v, version)
 	}
-	var seq int64
-	if err := db.QueryRowContext(ctx, "SELECT applied FROM meta").Scan(&seq); err != nil {
+	var seq, begin, since int64
+	if err := db.QueryRowContext(ctx, "SELECT applied, begin, since FROM meta").Scan(&seq, &begin, &since); err != nil {
 		return fmt.Errorf("read position: %w", err)
 	}
 	p.applied.Store(uint64(seq))
+	p.begin.Store(begin)
+	p.since.Store(since)
 	return nil
 }
 
@@ -225,6 +235,13 @@ func escape(path string) string {
 // Applied is the stream sequence up to which the log is in the rows.
 func (p *Projection) Applied() uint64 { return p.applied.Load() }
 
+// Begins says where the rows begin: the first sequence that was read, 0 for the
+// log's beginning, and the time before which rows of ended requests are gone, zero
+// if none are.
+func (p *Projection) Begins() (seq uint64, since time.Time) {
+	return uint64(p.begin.Load()), moment(p.since.Load())
+}
+
 // Check compares the stored position with the log: mac returns the MAC of the
 // envelope at a sequence. Rows of another log are thrown away.
 func (p *Projection) Check(ctx context.Context, mac func(ctx context.Context, seq uint64) (string, error)) error {
@@ -245,21 +262,32 @@ func (p *Projection) Check(ctx context.Context, mac func(ctx context.Context, se
 }
 
 // Rebuild forgets every row; Run reads the log from the start. Not while Run runs.
-func (p *Projection) Rebuild(ctx context.Context) error {
+func (p *Projection) Rebuild(ctx context.Context) error { return p.restart(ctx, 0) }
+
+// restart forgets every row, for the log to be read from behind sequence at, which
+// is before the first one that it has.
+func (p *Projection) restart(ctx context.Context, at uint64) error {
+	begin := int64(0)
+	if at > 0 {
+		begin = int64(at) + 1
+	}
 	tx, err := p.db.Load().BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("projection: rebuild: %w", err)
 	}
 	defer tx.Rollback()
-	for _, q := range []string{"DELETE FROM request", "UPDATE meta SET applied = 0, mac = ''"} {
-		if _, err := tx.ExecContext(ctx, q); err != nil {
-			return fmt.Errorf("projection: rebuild: %w", err)
-		}
+	if _, err := tx.ExecContext(ctx, "DELETE FROM request"); err != nil {
+		return fmt.Errorf("projection: rebuild: %w", err)
+	}
+	if _, err := tx.ExecContext(ctx, "UPDATE meta SET applied = ?, mac = '', begin = ?, since = 0", int64(at), begin); err != nil {
+		return fmt.Errorf("projection: rebuild: %w", err)
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("projection: rebuild: %w", err)
 	}
-	p.applied.Store(0)
+	p.applied.Store(at)
+	p.begin.Store(begin)
+	p.since.Store(0)
 	return nil
 }
 

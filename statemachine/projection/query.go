@@ -26,8 +26,10 @@ func (p *Projection) Get(ctx context.Context, id string) (events.RequestView, bo
 // View is one page of a list, newest first.
 type View struct {
 	Requests []events.RequestView
-	Next     string // cursor of the next page; "": this is the last one
-	Applied  uint64 // how far the log was in the rows
+	Next     string    // cursor of the next page; "": this is the last one
+	Applied  uint64    // how far the log was in the rows
+	Begin    uint64    // sequence that the rows begin at; 0: at the log's beginning
+	Since    time.Time // rows of ended requests from before are gone; zero: none are
 }
 
 // List returns one page. The cursor is the last id of the page before, so pages
@@ -71,6 +73,7 @@ func (p *Projection) List(ctx context.Context, q events.ListQuery) (View, error)
 	args = append(args, limit+1)
 
 	view := View{Applied: p.applied.Load()}
+	view.Begin, view.Since = p.Begins()
 	rows, err := p.db.Load().QueryContext(ctx, query, args...)
 	if err != nil {
 		return View{}, fmt.Errorf("projection: list: %w", p.noteDamage(err))

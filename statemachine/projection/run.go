@@ -84,6 +84,16 @@ func (p *Projection) run(ctx context.Context, follow Follow) error {
 		if log.done != nil {
 			wake = nil
 		} else if !p.tail.reaches(at) {
+			if first, err := p.first(ctx); err != nil {
+				return err
+			} else if first > at+1 {
+				// What is between has left the log: rows from before it would stand
+				// still for ever.
+				if err := p.restart(ctx, first-1); err != nil {
+					return err
+				}
+				b, at = newBatch(), first-1
+			}
 			log.begin(ctx, follow, at+1)
 			continue
 		}
@@ -117,6 +127,10 @@ func (p *Projection) run(ctx context.Context, follow Follow) error {
 			}
 		case <-timer.C:
 			due = true
+		case before := <-p.prune:
+			if err := p.drop(ctx, before); err != nil {
+				return err
+			}
 		}
 		if empty && b.envelopes > 0 {
 			// A lone event is shown at once; under load, commits are an interval
@@ -186,6 +200,9 @@ func (p *Projection) fold(ctx context.Context, b *batch, env *Envelope) error {
 				if r, err = p.row(ctx, e.Event); err != nil {
 					return err
 				}
+				if r == nil {
+					continue
+				}
 			}
 			b.rows[e.Subject] = r
 		}
@@ -194,7 +211,8 @@ func (p *Projection) fold(ctx context.Context, b *batch, env *Envelope) error {
 	return nil
 }
 
-// row gets the stored row, or an empty one.
+// row gets the stored row, or an empty one; nil for a request whose beginning has
+// left the log.
 func (p *Projection) row(ctx context.Context, e *events.Event) (*row, error) {
 	if e.N == 1 {
 		return &row{v: events.RequestView{RequestID: e.Subject, State: events.New}}, nil
@@ -202,6 +220,9 @@ func (p *Projection) row(ctx context.Context, e *events.Event) (*row, error) {
 	v, ok, err := p.Get(ctx, e.Subject)
 	if err != nil {
 		return nil, err
+	}
+	if !ok && (p.begin.Load() > 0 || p.since.Load() > 0) {
+		return nil, nil
 	}
 	if !ok {
 		v = events.RequestView{RequestID: e.Subject, State: events.New}

@@ -40,6 +40,10 @@ type Log struct {
 	// administrator can.
 	Delete func(seq uint64) error
 
+	// Trim removes the messages below sequence seq, as the log lets its beginning
+	// go.
+	Trim func(seq uint64) error
+
 	// Restart stops the server and starts it again on its files, or cuts and
 	// mends the connection.
 	Restart func() error
@@ -72,6 +76,7 @@ func Checks() []Check {
 		{"foreign messages count for nothing", checkForeign},
 		{"known messages are passed over", checkKnown},
 		{"deleted messages are a gap", checkGap},
+		{"extent says where the log begins, and why", checkExtent},
 	}
 }
 
