@@ -37,6 +37,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Quarantine)
 	case CmdRestore:
 		return new(Restore)
+	case CmdCanary:
+		return new(Canary)
 	case CmdAudit:
 		return new(Audit)
 	}

@@ -184,6 +184,8 @@ func (r Role) Allowed() []CommandType {
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
 		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore}
+	case RoleCanary:
+		return []CommandType{CmdQuarantine, CmdCanary}
 	case RoleAuditor:
 		return []CommandType{CmdAudit}
 	}

@@ -40,7 +40,7 @@ func TestOpenCreatesOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := read(t, dir)
-	want := []string{"lifecycle-log.nk", "lifecycle-bus.nk", "operator.nk", "auditor.nk", "auditor-bus.nk", "admin.nk", "gateway-gw1.nk", "prefill-p1.nk", "decode-d1.nk",
+	want := []string{"lifecycle-log.nk", "lifecycle-bus.nk", "operator.nk", "canary.nk", "auditor.nk", "auditor-bus.nk", "admin.nk", "gateway-gw1.nk", "prefill-p1.nk", "decode-d1.nk",
 		"log-mac.key", "digest-secret.key", "grant.pem", "grant.pub.pem", "audit.pem", "audit.pub.pem", "audit-readers", "audit-token", "prefill-p1.pem", "decode-d1.pem"}
 	for _, name := range want {
 		fi, err := os.Stat(filepath.Join(dir, name))
@@ -216,6 +216,7 @@ func TestUsers(t *testing.T) {
 		{"lifecycle-log", "lifecycle", "lifecycle-log", "_INBOX.lifecycle-log"},
 		{"lifecycle-bus", "lifecycle", "lifecycle-bus", "_INBOX.lifecycle-bus"},
 		{"operator", "operator", "operator", "_INBOX.operator-operator"},
+		{"canary", "canary", "canary", "_INBOX.canary-canary"},
 		{"auditor", "auditor", "auditor", "_INBOX.auditor-auditor"},
 		{"auditor-bus", "auditor", "auditor", "_INBOX.auditor-auditor"},
 		{"admin", "lifecycle", "admin", "_INBOX.admin"},

@@ -15,6 +15,7 @@ const (
 	LifecycleLog User = "lifecycle-log" // appends to and reads the log
 	LifecycleBus User = "lifecycle-bus" // answers commands; has no right on the log
 	Operator     User = "operator"      // people: queries, cancel, quarantine
+	Canary       User = "canary"        // probes: records its runs, and quarantines
 	Auditor      User = "auditor"       // reads the log
 	AuditorBus   User = "auditor-bus"   // records who reads the audit log; has no right on either
 	Admin        User = "admin"         // every right in the log's account: the only one that can change or delete the stream
@@ -34,6 +35,8 @@ func (u User) Role() events.Role {
 		return events.RoleLifecycle
 	case Operator:
 		return events.RoleOperator
+	case Canary:
+		return events.RoleCanary
 	case Auditor, AuditorBus:
 		return events.RoleAuditor
 	}
@@ -44,7 +47,7 @@ func (u User) Role() events.Role {
 // Principal is the name that the user speaks under.
 func (u User) Principal() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, Operator, Auditor, Admin:
+	case LifecycleLog, LifecycleBus, Operator, Canary, Auditor, Admin:
 		return string(u)
 	case AuditorBus:
 		return string(Auditor)
@@ -71,7 +74,7 @@ type Names struct {
 
 // Users lists every user of the installation.
 func (n Names) Users() []User {
-	users := []User{LifecycleLog, LifecycleBus, Operator, Auditor, AuditorBus, Admin}
+	users := []User{LifecycleLog, LifecycleBus, Operator, Canary, Auditor, AuditorBus, Admin}
 	for _, g := range n.Gateways {
 		users = append(users, Gateway(g))
 	}

@@ -101,15 +101,37 @@ type modelObject struct {
 	Created     int64  `json:"created"`
 	OwnedBy     string `json:"owned_by"`
 	MaxModelLen int    `json:"max_model_len,omitempty"` // longest prompt plus answer; left out while unknown
+	State       string `json:"state"`
+	Reason      string `json:"reason,omitempty"` // of a quarantine
 }
 
+// What is to be expected of a model.
+const (
+	modelReady       = "ready"
+	modelQuarantined = "quarantined" // requests get 503
+	modelUnavailable = "unavailable" // no prefill or no decode worker is alive
+	modelUnknown     = "unknown"     // the lifecycle service does not answer
+)
+
 func (g *Gateway) model(v *events.InfoView, name string) modelObject {
-	m := modelObject{ID: name, Object: "model", Created: g.started.Unix(), OwnedBy: "pdgate"}
-	if v != nil {
-		for _, i := range v.Models {
-			if i.Model == name {
-				m.MaxModelLen = i.ContextTokens
+	m := modelObject{ID: name, Object: "model", Created: g.started.Unix(), OwnedBy: "pdgate", State: modelUnknown}
+	if v == nil {
+		return m
+	}
+	m.State = modelUnavailable
+	for _, i := range v.Models {
+		if i.Model != name {
+			continue
+		}
+		m.MaxModelLen = i.ContextTokens
+		switch {
+		case i.Quarantined:
+			m.State = modelQuarantined
+			if i.Quarantine != nil {
+				m.Reason = i.Quarantine.Reason
 			}
+		case i.PrefillNodes > 0 && i.DecodeNodes > 0:
+			m.State = modelReady
 		}
 	}
 	return m

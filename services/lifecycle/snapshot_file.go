@@ -21,7 +21,7 @@ import (
 const (
 	snapshotName    = "lifecycle.snapshot"
 	snapshotMagic   = "pdgate lifecycle snapshot\n"
-	snapshotFormat  = 2
+	snapshotFormat  = 3
 	snapshotContext = "pdgate lifecycle snapshot\x00" // what the seal is for, before what it is of
 )
 

@@ -326,8 +326,17 @@ func formDecoded(f *form, d *events.RequestDecoded) {
 func formOps(f *form, o *statemachine.Ops) {
 	formPosition(f, &o.Pos)
 	table(f, &o.Workers, func(f *form, w **events.WorkerJoined) { optional(f, w, formJoined) })
-	table(f, &o.Quarantined, text)
+	table(f, &o.Quarantined, formQuarantine)
 	table(f, &o.Subjects, formSubject)
+}
+
+func formQuarantine(f *form, q *statemachine.Quarantine) {
+	text(f, &q.Reason)
+	name(f, &q.By)
+	f.time(&q.Since)
+	text(f, &q.Position)
+	q.Cancel = f.flag(q.Cancel)
+	text(f, &q.Evidence)
 }
 
 func formSubject(f *form, s *statemachine.OpsSubject) {

@@ -172,6 +172,7 @@ var checks = map[string]string{
 	"name": "ValidName(%s)", "model": "ValidModel(%s)", "request": "isRequest(%s)", "digest": "isDigest(%s)",
 	"kvdigest": "isKVDigest(%s)", "key": "isKey(%s)", "hex32": "isHex(%s, 64)", "address": "isAddress(%s)",
 	"trace": "isTrace(%s)", "text": "isText(%s)", "message": "isMessage(%s)", "part": "isPart(%s)", "read": "isRead(%s)", "via": "isVia(%s)",
+	"running": "isRunning(%s)", "verdict": "isVerdict(%s)", "lengths": "isLengths(%s)", "evidence": "isEvidence(%s)",
 	"positive": "%s", "limit": "isLimit(%s)", "status": "isStatus(%s)", "worker": "isWorker(%s)",
 }
 
