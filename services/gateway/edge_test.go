@@ -316,7 +316,7 @@ func TestReady(t *testing.T) {
 		"no model":    {nil, "no_live_worker"},
 		"no prefill":  {[]events.ModelView{{Model: "ref", DecodeNodes: 1}}, "no_live_worker"},
 		"no decode":   {[]events.ModelView{{Model: "ref", PrefillNodes: 1}}, "no_live_worker"},
-		"quarantined": {[]events.ModelView{{Model: "ref", PrefillNodes: 1, DecodeNodes: 1, Quarantined: true}}, "no_live_worker"},
+		"quarantined": {[]events.ModelView{{Model: "ref", PrefillNodes: 1, DecodeNodes: 1, Quarantined: true}}, "model_quarantined"},
 		"another":     {[]events.ModelView{{Model: "other", PrefillNodes: 1, DecodeNodes: 1}}, "no_live_worker"},
 	} {
 		t.Run(name, func(t *testing.T) {

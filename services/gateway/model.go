@@ -81,14 +81,23 @@ func (g *Gateway) serveReady(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, newFailure(events.CodeUnavailable, "the lifecycle service does not answer"))
 		return
 	}
-	models := []string{}
+	models, quarantined := []string{}, false
 	for _, m := range v.Models {
-		if _, mine := g.cfg.Models[m.Model]; mine && !m.Quarantined && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
-			models = append(models, m.Model)
+		if _, mine := g.cfg.Models[m.Model]; mine && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
+			if m.Quarantined {
+				quarantined = true
+			} else {
+				models = append(models, m.Model)
+			}
 		}
 	}
-	if len(models) == 0 {
-		writeFailure(w, newFailure(events.CodeNoWorker, "each model lacks a live prefill or decode worker, or is quarantined"))
+	switch {
+	case len(models) == 0 && quarantined:
+		// Not ready, and complete all the same: nothing but an operator is missing.
+		writeFailure(w, recorded(events.NewError(events.CodeModelQuarantined, "each model that has live workers is quarantined")))
+		return
+	case len(models) == 0:
+		writeFailure(w, newFailure(events.CodeNoWorker, "each model lacks a live prefill or decode worker"))
 		return
 	}
 	slices.Sort(models)

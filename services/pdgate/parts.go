@@ -243,6 +243,7 @@ type workerPart struct {
 	listen      string
 	advertise   string
 	concurrency int
+	allowRed    bool // take work whatever the preflight finds
 	guards      guards
 	hooks       hooks
 }
@@ -306,6 +307,7 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: hooked{cl, p.name, p.hooks.command}, Queue: workQueue{queue}, Prompts: cl, Output: cl,
 		Identity: identity, Listen: p.listen, Advertise: p.advertise, Concurrency: p.concurrency, Guards: p.guards.worker, Logger: log,
 		GrantKeys: grantKeys(grant),
+		Preflight: func(ctx context.Context) error { return p.preflight(ctx, cl, pool.Epoch(), log) },
 	})
 	if err != nil {
 		return err

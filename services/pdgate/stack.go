@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -39,6 +40,7 @@ type stack struct {
 	decodePool   int
 	concurrency  int // of each worker; 0: its own default
 	queueLimit   int
+	allowRed     bool // workers take work whatever their preflight finds
 	tenants      func(dir string) (*gateway.Tenants, error)
 	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
 	guards       guards
@@ -142,7 +144,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for _, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, allowRed: s.allowRed, guards: s.guards, hooks: s.hooks}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}
@@ -183,6 +185,11 @@ func (s *stack) waitReady(ctx context.Context, urls []string, subscribed <-chan 
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
 		last, ok := ask(wait, client, urls[0]+"/ready")
+		if !ok && strings.Contains(last, `"code":"`+string(events.CodeModelQuarantined)+`"`) {
+			// It outlives a restart, and only a running stack can restore it.
+			s.log.Warn("the model is quarantined: clients get 503 until it is restored", "fix", "pdgate model status, pdgate model restore")
+			ok = true
+		}
 		if ok {
 			if urls = urls[1:]; len(urls) == 0 {
 				return nil

@@ -82,6 +82,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f.IntVar(&prefillPool, "pool-tokens", 131_072, "KV pool of each prefill worker, in tokens")
 	f.IntVar(&decodePool, "decode-pool-tokens", 262_144, "KV pool of each decode worker, in tokens")
 	f.IntVar(&s.concurrency, "concurrency", 0, "requests that a worker works on at once (0: its own default)")
+	f.BoolVar(&s.allowRed, "allow-red", false, "let workers take work although the preflight finds that prefill and decode do not fit each other")
 	f.IntVar(&s.queueLimit, "queue-limit", 1024, "most requests that wait for prefill; above it clients get 503 (0: no limit)")
 	return c
 }
