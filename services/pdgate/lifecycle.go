@@ -15,12 +15,14 @@ import (
 func (a *app) lifecycleCommand() *cobra.Command {
 	var r remote
 	var p lifecyclePart
+	var can canaryFlags
 	c := &cobra.Command{
 		Use:   "lifecycle",
 		Short: "Run a lifecycle replica",
 		Long: `lifecycle runs one replica of the service that owns the log, against a NATS server
 elsewhere. Any number of replicas may run; each needs a name of its own. Keys:
-lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
+lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem; with
+--canary-interval also canary.nk and the API keys of the canary's tenants.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := firstOf(checkName("name", p.name), atLeast("partitions", p.partitions, 0), atLeast("replicas", p.replicas, 1), atLeast("queue-limit", p.queueLimit, 0))
 			if err == nil && p.partitions > events.MaxPartitions {
@@ -33,6 +35,14 @@ lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 			if err != nil {
 				return err
 			}
+			if p.canary, err = a.canarySchedule(&can, ring.Dir()); err == nil && p.canary.every > 0 {
+				if _, err = p.canary.tenants(); err == nil {
+					p.canary.gateway, err = a.gatewayURL(can.gateway)
+				}
+			}
+			if err != nil {
+				return &usageError{err, cmd}
+			}
 			p.stateDir = filepath.Join(a.data, "lifecycle", p.name)
 			return supervise(cmd.Context(), []part{{"lifecycle", func(ctx context.Context) error {
 				return p.run(ctx, a.dialer(&r, ring), ring, a.log)
@@ -41,6 +51,8 @@ lifecycle-log.nk, lifecycle-bus.nk, log-mac.key, digest-secret.key, grant.pem.`,
 	}
 	f := c.Flags()
 	r.add(f)
+	can.addSchedule(f)
+	f.StringVar(&can.gateway, "gateway-url", "", "gateway that the canary asks (default: the one that runs on the data directory)")
 	f.StringVar(&p.name, "name", "lc1", "name of the replica")
 	f.IntVar(&p.partitions, "partitions", 0, "partitions of a log that does not exist yet (0: the default); an existing log keeps its own")
 	f.IntVar(&p.replicas, "replicas", 1, "NATS servers that must hold the log")

@@ -79,6 +79,7 @@ type lifecyclePart struct {
 	timeouts   statemachine.Timeouts
 	guards     statemachine.Guards
 	quiet      time.Duration
+	canary     canaryPart // every 0: none
 }
 
 func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
@@ -107,6 +108,7 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
+	plain := log
 	log = log.With("part", "lifecycle")
 	j, err := journal.OpenJetStream(ctx, logConn, journal.Config{Key: logKey, Partitions: p.partitions, Replicas: p.replicas, Logger: log})
 	if err != nil {
@@ -120,7 +122,20 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	if err != nil {
 		return err
 	}
-	return svc.Run(ctx)
+	if p.canary.every == 0 {
+		return svc.Run(ctx)
+	}
+	// The canary leans on the service, and ends with it.
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.canary.run(ctx, svc, dial, plain)
+	}()
+	err = svc.Run(ctx)
+	cancel()
+	<-ended
+	return err
 }
 
 // engineFlags describe the engine, to workers and to the gateway's tokenizer.

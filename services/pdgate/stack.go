@@ -40,7 +40,8 @@ type stack struct {
 	decodePool   int
 	concurrency  int // of each worker; 0: its own default
 	queueLimit   int
-	allowRed     bool // workers take work whatever their preflight finds
+	canary       canaryPart // every 0: none
+	allowRed     bool       // workers take work whatever their preflight finds
 	tenants      func(dir string) (*gateway.Tenants, error)
 	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
 	guards       guards
@@ -105,6 +106,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		return natsclient.Connect(ctx, natsclient.Config{InProcess: b.InProcess(), Ring: ring, User: u, Logger: s.log})
 	}
 	var lives, gates, workers []part
+	var e endpoints
 	for i := range max(1, s.lifecycles) {
 		life := lifecyclePart{
 			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit,
@@ -116,9 +118,13 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		if s.lifecycles < 2 {
 			life.quiet = time.Millisecond // nobody else can be on this directory
 		}
-		lives = append(lives, part{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }})
+		lives = append(lives, part{"lifecycle", func(ctx context.Context) error {
+			life.canary = s.canary
+			life.canary.gateway = e.http // known when parts are started
+			return life.run(ctx, dial, ring, s.log)
+		}})
 	}
-	e := endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
+	e = endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
 	if s.audit != "" {
 		l, err := listenAudit(s.audit)
 		if err != nil {

@@ -21,6 +21,7 @@ func (a *app) upCommand() *cobra.Command {
 		natsListen, durability  string
 		prefillPool, decodePool int
 		s                       stack
+		can                     canaryFlags
 	)
 	c := &cobra.Command{
 		Use:   "up",
@@ -54,6 +55,9 @@ process, with keys and log in the data directory. It prints a curl line that wor
 			s.durability = broker.Durability(durability)
 			s.prefillPool, s.decodePool = prefillPool, decodePool
 			s.tenants, s.drain = demoTenants, 5*time.Second
+			if s.canary, err = a.canarySchedule(&can, a.keyDir("")); err != nil {
+				return &usageError{err, cmd}
+			}
 			return s.run(cmd.Context(), func(ctx context.Context, e endpoints) error {
 				// The gateway's last: who finds it, finds the others too.
 				for _, at := range [][2]string{{natsURLFile, e.nats}, {auditorURLFile, e.audit}, {gatewayURLFile, e.http}} {
@@ -73,6 +77,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	}
 	f := c.Flags()
 	eng.add(f)
+	can.addSchedule(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address that the gateway listens on")
 	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
@@ -104,22 +109,29 @@ func checkCounts(prefill, decode, prefillPool, decodePool int) error {
 // defaultData is the data directory where none is named.
 const defaultData = "./pdgate-data"
 
-// demoKeyFile holds the demo tenant's API key, beside the other keys.
-const demoKeyFile = "demo-api-key"
+// apiKeySuffix ends the name of a file that holds a tenant's API key, beside the
+// other keys; the tenant's name begins it.
+const apiKeySuffix = "-api-key"
 
-// demoTenants loads the tenants file, and creates one with a demo tenant where
-// there is none. The key itself is written to the key directory; the file holds
-// its digest.
+// demoKeyFile holds the demo tenant's API key.
+const demoKeyFile = "demo" + apiKeySuffix
+
+// demoTenants loads the tenants file, and creates one where there is none, with a
+// demo tenant and the canary's two. The keys themselves are written to the key
+// directory; the file holds their digests.
 func demoTenants(dir string) (*gateway.Tenants, error) {
 	path := filepath.Join(dir, "tenants.yaml")
 	if _, err := os.Stat(path); os.IsNotExist(err) {
-		key, digest := gateway.GenerateKey()
-		// The key first: a crash between the two leaves a key that opens nothing,
-		// and the next start writes both again.
-		if err := writeFile(filepath.Join(dir, "keys", demoKeyFile), key+"\n"); err != nil {
-			return nil, err
+		text := "# API keys stand here as their SHA-256, in hex.\ntenants:\n"
+		for _, name := range append([]string{"demo"}, canaryTenants...) {
+			key, digest := gateway.GenerateKey()
+			// The keys first: a crash before the file is written leaves keys that open
+			// nothing, and the next start writes all again.
+			if err := writeFile(filepath.Join(dir, "keys", name+apiKeySuffix), key+"\n"); err != nil {
+				return nil, err
+			}
+			text += "  - name: " + name + "\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
 		}
-		text := "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: demo\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
 		if err := writeFile(path, text); err != nil {
 			return nil, err
 		}
