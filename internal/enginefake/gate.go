@@ -59,13 +59,14 @@ func (g *Gates) Hold(s Stage) (release func()) {
 	})
 }
 
-// Let lets the request through that has waited longest at the stage.
-func (g *Gates) Let(s Stage) {
+// Let lets one request through that waits at the stage: 0 is the one that came
+// first.
+func (g *Gates) Let(s Stage, i int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if st := g.at(s); len(st.queue) > 0 {
-		close(st.queue[0])
-		st.queue = st.queue[1:]
+	if st := g.at(s); i < len(st.queue) {
+		close(st.queue[i])
+		st.queue = append(st.queue[:i:i], st.queue[i+1:]...)
 	}
 }
 

@@ -255,8 +255,9 @@ func proxyScenarios() []Scenario {
 					return w.Decode.Waiting(enginefake.AtTransfer) == 2
 				}
 			})
-			release()
+			w.Decode.Let(enginefake.AtTransfer, 1)
 			<-ended
+			release()
 			victim()
 			return err
 		},
@@ -277,7 +278,7 @@ func proxyScenarios() []Scenario {
 				}
 			}
 			for _, wait := range waits {
-				w.Decode.Let(enginefake.AtTransfer)
+				w.Decode.Let(enginefake.AtTransfer, 0)
 				wait()
 			}
 			return nil
