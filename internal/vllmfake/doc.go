@@ -24,5 +24,5 @@
 //	defer w.Close()
 //	w.Front, w.Guarded = gate.URL, true // a gate before w.Prefill and w.Decode
 //	err = s.Steps(ctx, w)
-//	// w.Replies is what the clients saw: judge it.
+//	// w.Reply(i) is what a client saw: judge it.
 package vllmfake

@@ -2,10 +2,6 @@ package vllmfake
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
-	"sync"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
@@ -20,7 +16,7 @@ type Scenario struct {
 	Config func(prefill, decode *Config)
 	// Naive has the mistake in it that the report names, if it is the proxy's.
 	Naive Naive
-	// Steps are what happens. They collect replies by [World.Call].
+	// Steps are what happens. They make calls by [World.Call].
 	Steps func(context.Context, *World) error
 	// Unguarded is nil if the clients and the nodes show the fault.
 	Unguarded func(*World) error
@@ -32,10 +28,8 @@ type World struct {
 	Prefill, Decode *Node
 	Front           string // the base URL that clients talk to
 	Guarded         bool   // Front is a gate: steps wait for what it must do
-	// Replies are the clients' answers, by call.
-	Replies []enginefake.Reply
+	Calls           []*enginefake.Pending
 
-	calls sync.WaitGroup
 	front *enginefake.Server
 }
 
@@ -72,7 +66,6 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 	}
 	w.Front = w.front.URL()
 	err = s.Steps(ctx, w)
-	w.calls.Wait()
 	if err == nil {
 		err = s.Unguarded(w)
 	}
@@ -86,70 +79,25 @@ func (w *World) Close() {
 	if w.front != nil {
 		w.front.Close()
 	}
-	w.calls.Wait()
-}
-
-// Call starts a client's request. The returned function waits for its end.
-func (w *World) Call(ctx context.Context, c enginefake.Call) (wait func()) {
-	w.Replies = append(w.Replies, enginefake.Reply{})
-	at, done := len(w.Replies)-1, make(chan struct{})
-	out := make(chan enginefake.Reply, 1)
-	w.calls.Go(func() {
-		defer close(done)
-		out <- enginefake.Do(ctx, w.Front, c)
-	})
-	return sync.OnceFunc(func() {
-		<-done
-		w.Replies[at] = <-out
-	})
-}
-
-// Ask is Call that waits.
-func (w *World) Ask(ctx context.Context, c enginefake.Call) { w.Call(ctx, c)() }
-
-// completion asks for 24 tokens after who's sentinel of n tokens.
-func completion(who string, n int) enginefake.Call {
-	return enginefake.Call{Body: map[string]any{"model": "fake", "prompt": string(enginefake.Sentinel(who, n)), "max_tokens": 24}}
-}
-
-// right is what the model says to [completion].
-func right(who string, n int) string {
-	return string(enginefake.Continue(enginefake.Sentinel(who, n), 24))
-}
-
-// want200 says what a client sees that thinks all is well.
-func want200(r *enginefake.Reply, finish, text string) error {
-	if r.Err != nil || r.Status != 200 || r.FinishFirst() != finish || r.First() != text {
-		return fmt.Errorf("status %d, finish %q, text %q, %v; want 200, %q, %q", r.Status, r.FinishFirst(), r.First(), r.Err, finish, text)
+	for _, p := range w.Calls {
+		p.Wait()
 	}
-	return nil
 }
 
-// wantForeign is 200 with another's words in it.
-func wantForeign(r *enginefake.Reply, who string) error {
-	if err := want200(r, enginefake.FinishLength, r.First()); err != nil {
-		return err
-	}
-	if !strings.Contains(r.First(), who) {
-		return fmt.Errorf("the answer %q does not name %s", r.First(), who)
-	}
-	return nil
+// Call starts a client's request.
+func (w *World) Call(ctx context.Context, c enginefake.Call) *enginefake.Pending {
+	p := enginefake.Go(ctx, w.Front, c)
+	w.Calls = append(w.Calls, p)
+	return p
 }
 
-// wantWrong is 200 with an answer that is nobody's.
-func wantWrong(r *enginefake.Reply, right string) error {
-	if err := want200(r, enginefake.FinishLength, r.First()); err != nil {
-		return err
-	}
-	if r.First() == right || r.First() == "" {
-		return errors.New("the answer is right")
-	}
-	return nil
+// Reply is a client's answer, by call. It waits for it.
+func (w *World) Reply(i int) *enginefake.Reply { return w.Calls[i].Wait() }
+
+// completion is a prompt of promptTokens that names who.
+func completion(who string) enginefake.Call {
+	return enginefake.Completion(who, promptTokens, outputTokens)
 }
 
-func expect(name string, got, want int) error {
-	if got != want {
-		return fmt.Errorf("%s: %d, want %d", name, got, want)
-	}
-	return nil
-}
+// right is what the model says to it.
+func right(who string) string { return enginefake.Right(who, promptTokens, outputTokens) }
