@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
@@ -33,6 +34,7 @@ func (n *Node) decode(j *job, w http.ResponseWriter) ([]*enginefake.Generation, 
 		}
 		n.drain(j, seats)
 	}()
+	timeout := n.cfg.Clock.After(n.cfg.WaitTimeout)
 	err := n.waits(func() error {
 		for range j.N {
 			s := &seat{owner: token(8)}
@@ -53,7 +55,7 @@ func (n *Node) decode(j *job, w http.ResponseWriter) ([]*enginefake.Generation, 
 		}
 		over = false
 		var err error
-		over, err = n.receive(j, seats)
+		over, err = n.receive(j, seats, timeout)
 		return err
 	})
 	if err != nil {
@@ -98,7 +100,7 @@ func (n *Node) decode(j *job, w http.ResponseWriter) ([]*enginefake.Generation, 
 }
 
 // receive waits for the KV. It says whether nobody writes any more.
-func (n *Node) receive(j *job, seats []*seat) (over bool, err error) {
+func (n *Node) receive(j *job, seats []*seat, timeout <-chan time.Time) (over bool, err error) {
 	id := *j.boot.Room
 	n.mu.Lock()
 	r := n.roomOf(id)
@@ -109,11 +111,12 @@ func (n *Node) receive(j *job, seats []*seat) (over bool, err error) {
 	}
 	for _, s := range seats {
 		t := transfer{Place: place{Room: id, Session: n.side.URL(), Pages: s.pages, Rank: j.rank, Slot: s.slot}}
-		if err := tell(j.ctx, fmt.Sprintf("http://%s:%d", j.boot.Host, port), "/register", t); err != nil {
+		if err := tell(j.ctx, fmt.Sprintf("http://%s:%d", j.boot.Host, port), "/register", t); j.ctx.Err() != nil {
+			return false, j.ctx.Err() // it may have arrived
+		} else if err != nil {
 			return true, refuse(http.StatusInternalServerError, "InternalServerError", "Could not fetch prefill parallel info from bootstrap_addr: %s:%d", j.boot.Host, port)
 		}
 	}
-	timeout := n.cfg.Clock.After(n.cfg.WaitTimeout)
 	for {
 		n.mu.Lock()
 		state, changed := r.state, r.changed

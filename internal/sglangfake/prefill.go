@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
@@ -19,7 +20,8 @@ func (n *Node) prefill(j *job) (*enginefake.Generation, error) {
 	r := n.roomOf(*j.boot.Room)
 	n.mu.Unlock()
 	if !fake {
-		if err := n.waits(func() error { return n.placed(j, r) }); err != nil {
+		timeout := n.cfg.Clock.After(n.cfg.BootstrapTimeout)
+		if err := n.waits(func() error { return n.placed(j, r, timeout) }); err != nil {
 			n.drop(j)
 			return nil, err
 		}
@@ -78,13 +80,13 @@ func (n *Node) prefill(j *job) (*enginefake.Generation, error) {
 }
 
 // placed waits for decode's pages.
-func (n *Node) placed(j *job, r *room) error {
+func (n *Node) placed(j *job, r *room, timeout <-chan time.Time) error {
 	select {
 	case <-r.placed:
 		return nil
 	case <-j.ctx.Done():
 		return j.ctx.Err()
-	case <-n.cfg.Clock.After(n.cfg.BootstrapTimeout):
+	case <-timeout:
 		return refuse(http.StatusInternalServerError, "InternalServerError", "Prefill bootstrap failed for request rank=0 req.rid='%s' bootstrap_room=%d with exception Request timed out after %.1fs in KVPoll.Bootstrapping", j.rid, *j.boot.Room, n.cfg.BootstrapTimeout.Seconds())
 	}
 }

@@ -283,9 +283,17 @@ func pageScenarios() []Scenario {
 		Steps: func(ctx context.Context, w *World) error {
 			gone, leave := context.WithCancel(ctx)
 			defer leave()
+			release := w.Decode.Hold(enginefake.AtDecode)
+			defer release()
 			for _, who := range []string{"alice", "bob"} {
 				w.Call(gone, enginefake.Completion(who, 100, 64))
 			}
+			if !w.Guarded { // a gate lets in only what fits
+				if err := held(ctx, w.Decode, enginefake.AtDecode, 2); err != nil {
+					return err
+				}
+			}
+			release()
 			if err := enginefake.Until(ctx, "the freeze", func() bool {
 				return w.Decode.Stats().Frozen || w.Calls[0].Ended() && w.Calls[1].Ended()
 			}); err != nil {
