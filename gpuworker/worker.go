@@ -114,7 +114,7 @@ func (w *Worker) Run(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("gpuworker %s: %w", w.cfg.Name, err)
+			return err
 		}
 	}
 	w.log.Info("worker ready", "epoch", w.epoch, "pages", w.cfg.Pool.Stats().Pages)
