@@ -478,8 +478,11 @@ func TestNothingToProbe(t *testing.T) {
 	}
 	g.limit = testPool
 	g.bend = func(*gate, http.ResponseWriter, string, string) bool { cancel(); return false }
-	if r, err := c.Run(ctx, "m"); !errors.Is(err, context.Canceled) || r.Quarantined {
+	if r, err := c.Run(ctx, "m"); !errors.Is(err, context.Canceled) || r.Quarantined || r.Verdict != events.CanaryInconclusive {
 		t.Errorf("stopped: %v\n%s", err, list(r))
+	}
+	if ran := g.sent(events.CmdCanary); len(ran) == 0 || ran[len(ran)-1].Data.(*events.Canary).Verdict != events.CanaryInconclusive {
+		t.Errorf("recorded: %+v", ran)
 	}
 	for name, bad := range map[string]Config{
 		"no gateway": {Tenants: []Tenant{{"a", "1"}, {"b", "2"}}},

@@ -27,8 +27,12 @@ type run struct {
 	err    error   // why the run ended early; guarded by mu
 }
 
-// recordTime bounds what is written at the end, also of a run that was cut short.
-const recordTime = 30 * time.Second
+// What is written at the end is bounded; where the run was cut short, somebody
+// waits for it.
+const (
+	recordTime = 30 * time.Second
+	stopTime   = 2 * time.Second
+)
 
 // Run probes one model, quarantines it if it must, and records the run. The
 // report is there with an error too, as far as it got.
@@ -45,9 +49,17 @@ func (c *Canary) Run(ctx context.Context, model string) (*Report, error) {
 		r.above(ctx, other)
 	}
 	r.report.Took = time.Since(start)
+	r.stopped(ctx)
 	r.report.judge()
+	if r.err != nil && r.report.Verdict == events.CanaryClean {
+		r.report.Verdict = events.CanaryInconclusive // the rest was not asked
+	}
 	// A verdict that was reached counts, whoever stopped the run.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	limit := recordTime
+	if ctx.Err() != nil {
+		limit = stopTime
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	err := r.err
 	if r.over {

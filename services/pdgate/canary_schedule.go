@@ -37,26 +37,23 @@ func (a *app) canarySchedule(f *canaryFlags, dir string) (canaryPart, error) {
 	return canaryPart{every: f.every, oracle: f.oracle, tenants: func() ([]canary.Tenant, error) { return f.keys(dir) }}, nil
 }
 
-// run probes until ctx ends. Nothing that goes wrong with it stops the service.
-func (p canaryPart) run(ctx context.Context, svc *lifecycle.Service, dial dial, log *slog.Logger) {
+// run probes until ctx ends. Only a key that is missing, or one that the server
+// does not know, is an error: whoever asked for a canary must not run without one.
+func (p canaryPart) run(ctx context.Context, svc *lifecycle.Service, dial dial, log *slog.Logger) error {
 	log = log.With("part", "canary")
 	select {
 	case <-svc.Ready():
 	case <-ctx.Done():
-		return
+		return ctx.Err()
 	}
 	nc, err := dial(ctx, keyring.Canary)
 	if err != nil {
-		log.Error("canary cannot connect, and does not run", "err", err)
-		return
+		return err
 	}
 	defer nc.Close()
 	cl, err := client.New(ctx, client.Config{Conn: nc, Role: keyring.Canary.Role(), Principal: keyring.Canary.Principal(), Logger: log})
 	if err != nil {
-		if ctx.Err() == nil {
-			log.Error("canary cannot ask, and does not run", "err", err)
-		}
-		return
+		return err
 	}
 	s := canary.Schedule{Every: p.every, Turn: svc.Leads, Canary: func(context.Context) (*canary.Canary, error) {
 		tenants, err := p.tenants()
@@ -66,4 +63,5 @@ func (p canaryPart) run(ctx context.Context, svc *lifecycle.Service, dial dial, 
 		return canary.New(canary.Config{Gateway: p.gateway, Tenants: tenants, Cluster: cl, Oracle: p.oracle, NewID: newRunID, Logger: log})
 	}}
 	s.Run(ctx, log)
+	return ctx.Err()
 }

@@ -125,17 +125,12 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	if p.canary.every == 0 {
 		return svc.Run(ctx)
 	}
-	// The canary leans on the service, and ends with it.
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		p.canary.run(ctx, svc, dial, plain)
-	}()
-	err = svc.Run(ctx)
-	cancel()
-	<-ended
-	return err
+	// The canary leans on the service, so it ends first: what it has found is still
+	// recorded.
+	return supervise(ctx,
+		[]part{{"service", svc.Run}},
+		[]part{{"canary", func(ctx context.Context) error { return p.canary.run(ctx, svc, dial, plain) }}},
+	)
 }
 
 // engineFlags describe the engine, to workers and to the gateway's tokenizer.
