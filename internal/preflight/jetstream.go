@@ -11,8 +11,9 @@ import (
 
 // Log is what is known of the NATS server and the stream that keep the log.
 type Log struct {
-	Problem  string     // why nothing is known; empty: the stream was seen
-	Fix      string     // of the problem
+	Unseen   string     // why it could not be looked at
+	Problem  string     // what is wrong with it as a whole
+	Fix      string     // of either
 	Replicas int        // of the stream
 	Weak     []Weakness // ways in which the stream could lose or change an event
 	Sync     Sync
@@ -78,9 +79,12 @@ func JudgeLog(l Log) []Finding {
 	add := func(level Level, fix, format string, args ...any) {
 		out = append(out, Finding{Level: level, Check: checkLog, Node: "nats", Text: fmt.Sprintf(format, args...), Fix: fix})
 	}
-	if l.Problem != "" {
+	switch {
+	case l.Unseen != "":
+		add(Unknown, l.Fix, "the log's stream cannot be looked at: %s", l.Unseen)
+	case l.Problem != "":
 		add(Red, l.Fix, "%s", l.Problem)
-	} else {
+	default:
 		for _, w := range l.Weak {
 			add(Red, w.Fix, "the log's stream is weaker than it must be: %s", w.Text)
 		}

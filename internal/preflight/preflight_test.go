@@ -356,6 +356,7 @@ func TestLog(t *testing.T) {
 		"interval":              {Log{Replicas: 3, Sync: interval}, Amber},
 		"sync not known":        {Log{Replicas: 3}, Unknown},
 		"a weakness":            {Log{Replicas: 3, Sync: always, Weak: []Weakness{{"max age is 1s, want none", "nats stream edit"}}}, Red},
+		"not to be seen":        {Log{Unseen: "no key", Sync: always}, Unknown},
 		"no JetStream":          {Log{Problem: "the NATS server has no JetStream for the log", Sync: always}, Red},
 	} {
 		if r := (Report{Findings: JudgeLog(c.log)}); r.Worst() != c.want {

@@ -167,12 +167,12 @@ func (a *app) lookAtLog(ctx context.Context, f *preflightFlags) preflight.Log {
 	l.Sync = preflight.ReadSync(ctx, f.monitor, f.cfg.Timeout)
 	ring, err := a.load(&f.remote)
 	if err != nil {
-		l.Problem = "the log's stream cannot be looked at: " + err.Error()
+		l.Unseen = err.Error()
 		return l
 	}
 	nc, err := a.connect(ctx, &f.remote, ring, keyring.Auditor, connectTimeout)
 	if err != nil {
-		l.Problem, l.Fix = "the log's stream cannot be looked at: "+err.Error(), "copy auditor.nk into the key directory, or run preflight where it is"
+		l.Unseen, l.Fix = err.Error(), "copy auditor.nk into the key directory, or run preflight where it is"
 		return l
 	}
 	defer nc.Close()

@@ -17,7 +17,7 @@ import (
 func describeLog(ctx context.Context, nc *nats.Conn, l preflight.Log) preflight.Log {
 	js, err := jetstream.NewWithDomain(nc, broker.AuditDomain)
 	if err != nil {
-		l.Problem = err.Error()
+		l.Unseen = err.Error()
 		return l
 	}
 	s, err := js.Stream(ctx, events.LogStream)
@@ -29,7 +29,7 @@ func describeLog(ctx context.Context, nc *nats.Conn, l preflight.Log) preflight.
 		l.Problem, l.Fix = "the NATS server has no JetStream for the log", "enable JetStream, and take the accounts from: pdgate nats --print-config"
 		return l
 	case err != nil:
-		l.Problem, l.Fix = "the log's stream does not answer: "+err.Error(), "look at the NATS server"
+		l.Unseen, l.Fix = err.Error(), "look at the NATS server"
 		return l
 	}
 	cfg := s.CachedInfo().Config
