@@ -32,6 +32,10 @@ var want = map[string]string{
 	"read":     "want \"export\", \"receipt\" or \"entries\"",
 	"via":      "want \"http\" or \"nats\"",
 	"limit":    "want 1 to 1000",
+	"running":  "want \"drain\" or \"cancel\"",
+	"verdict":  "want \"clean\", \"wrong\", \"foreign\" or \"inconclusive\"",
+	"lengths":  "want at most 64 of <prompt>+<max_tokens>, separated by spaces",
+	"evidence": "want at most 8 of <request id>@<receipt>, separated by spaces",
 	"status":   "want an HTTP status from 400 to 599, or 0",
 	"worker":   "want \"prefill\" or \"decode\"",
 }
@@ -132,6 +136,55 @@ func isPart(s string) bool { return s == "prompt" || s == "sampling" }
 func isRead(s string) bool { return s == ReadExport || s == ReadReceipt || s == ReadEntries }
 
 func isVia(s string) bool { return s == "http" || s == "nats" }
+
+func isRunning(s string) bool { return s == RunningDrain || s == RunningCancel }
+
+func isVerdict(s string) bool {
+	return s == CanaryClean || s == CanaryWrong || s == CanaryForeign || s == CanaryInconclusive
+}
+
+// Bounds of a canary's lists.
+const (
+	MaxLengths  = 64
+	MaxEvidence = 8
+)
+
+// isLengths and isEvidence let numbers, ids and hashes through and nothing else:
+// what a canary records can hold no text.
+func isLengths(s string) bool {
+	return isList(s, MaxLengths, func(item string) bool {
+		prompt, most, ok := strings.Cut(item, "+")
+		return ok && isDigits(prompt) && isDigits(most)
+	})
+}
+
+func isEvidence(s string) bool {
+	return isList(s, MaxEvidence, func(item string) bool {
+		id, receipt, ok := strings.Cut(item, "@")
+		position, hash, two := strings.Cut(receipt, ";")
+		_, err := ParsePosition(position)
+		return ok && two && isRequest(id) && err == nil && len(hash) == 43 && strings.Trim(hash, base64url) == ""
+	})
+}
+
+const base64url = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+func isDigits(s string) bool {
+	return len(s) > 0 && len(s) <= 12 && strings.Trim(s, "0123456789") == ""
+}
+
+func isList(s string, most int, ok func(string) bool) bool {
+	if len(s) > 4096 {
+		return false
+	}
+	items := strings.Split(s, " ")
+	for _, item := range items {
+		if !ok(item) {
+			return false
+		}
+	}
+	return len(items) <= most
+}
 
 func isLimit(n int) bool { return n >= 1 && n <= MaxListLimit }
 

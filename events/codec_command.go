@@ -39,6 +39,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Restore)
 	case CmdErase:
 		return new(Erase)
+	case CmdCanary:
+		return new(Canary)
 	case CmdAudit:
 		return new(Audit)
 	case CmdTrim:

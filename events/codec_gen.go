@@ -1034,10 +1034,22 @@ func (v *Quarantine) appendJSON(b []byte) ([]byte, error) {
 	if b, ok = appendString(b, v.Reason); !ok {
 		return b, wrong("reason", wantText)
 	}
+	if v.Running != "" {
+		b = append(b, `,"running":`...)
+		if b, ok = appendString(b, v.Running); !ok {
+			return b, wrong("running", wantText)
+		}
+	}
+	if v.Evidence != "" {
+		b = append(b, `,"evidence":`...)
+		if b, ok = appendString(b, v.Evidence); !ok {
+			return b, wrong("evidence", wantText)
+		}
+	}
 	return append(b, '}'), nil
 }
 
-var quarantineFields = []string{"reason"}
+var quarantineFields = []string{"reason", "running", "evidence"}
 
 func (v *Quarantine) readJSON(p *parser) {
 	var o object
@@ -1046,6 +1058,16 @@ func (v *Quarantine) readJSON(p *parser) {
 		case "reason":
 			if p.field(&o, 0) {
 				v.Reason = p.string()
+			}
+		case "running":
+			if p.field(&o, 1) {
+				v.Running = p.string()
+				p.present(v.Running != "")
+			}
+		case "evidence":
+			if p.field(&o, 2) {
+				v.Evidence = p.string()
+				p.present(v.Evidence != "")
 			}
 		default:
 			p.unknown(&o)
@@ -1057,6 +1079,12 @@ func (v *Quarantine) readJSON(p *parser) {
 func (v *Quarantine) check() error {
 	if !isText(v.Reason) {
 		return wrong("reason", want["text"])
+	}
+	if v.Running != "" && !isRunning(v.Running) {
+		return wrong("running", want["running"])
+	}
+	if v.Evidence != "" && !isEvidence(v.Evidence) {
+		return wrong("evidence", want["evidence"])
 	}
 	return nil
 }
@@ -1145,6 +1173,136 @@ func (v *Erase) check() error {
 	}
 	if v.By != "" && !ValidName(v.By) {
 		return wrong("by", want["name"])
+	}
+	return nil
+}
+
+func (v *Canary) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"model":`...)
+	if b, ok = appendString(b, v.Model); !ok {
+		return b, wrong("model", wantText)
+	}
+	b = append(b, `,"verdict":`...)
+	if b, ok = appendString(b, v.Verdict); !ok {
+		return b, wrong("verdict", wantText)
+	}
+	b = append(b, `,"passed":`...)
+	if v.Passed < 0 {
+		return b, wrong("passed", wantCount)
+	}
+	b = appendInt(b, int64(v.Passed))
+	b = append(b, `,"refused":`...)
+	if v.Refused < 0 {
+		return b, wrong("refused", wantCount)
+	}
+	b = appendInt(b, int64(v.Refused))
+	b = append(b, `,"wrong":`...)
+	if v.Wrong < 0 {
+		return b, wrong("wrong", wantCount)
+	}
+	b = appendInt(b, int64(v.Wrong))
+	b = append(b, `,"foreign":`...)
+	if v.Foreign < 0 {
+		return b, wrong("foreign", wantCount)
+	}
+	b = appendInt(b, int64(v.Foreign))
+	b = append(b, `,"unreachable":`...)
+	if v.Unreachable < 0 {
+		return b, wrong("unreachable", wantCount)
+	}
+	b = appendInt(b, int64(v.Unreachable))
+	b = append(b, `,"duration_us":`...)
+	if v.DurationUS < 0 {
+		return b, wrong("duration_us", wantCount)
+	}
+	b = appendInt(b, int64(v.DurationUS))
+	if v.Lengths != "" {
+		b = append(b, `,"lengths":`...)
+		if b, ok = appendString(b, v.Lengths); !ok {
+			return b, wrong("lengths", wantText)
+		}
+	}
+	if v.Evidence != "" {
+		b = append(b, `,"evidence":`...)
+		if b, ok = appendString(b, v.Evidence); !ok {
+			return b, wrong("evidence", wantText)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var canaryFields = []string{"model", "verdict", "passed", "refused", "wrong", "foreign", "unreachable", "duration_us", "lengths", "evidence"}
+
+func (v *Canary) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "model":
+			if p.field(&o, 0) {
+				v.Model = p.string()
+			}
+		case "verdict":
+			if p.field(&o, 1) {
+				v.Verdict = p.string()
+			}
+		case "passed":
+			if p.field(&o, 2) {
+				v.Passed = int(p.uint(math.MaxInt))
+			}
+		case "refused":
+			if p.field(&o, 3) {
+				v.Refused = int(p.uint(math.MaxInt))
+			}
+		case "wrong":
+			if p.field(&o, 4) {
+				v.Wrong = int(p.uint(math.MaxInt))
+			}
+		case "foreign":
+			if p.field(&o, 5) {
+				v.Foreign = int(p.uint(math.MaxInt))
+			}
+		case "unreachable":
+			if p.field(&o, 6) {
+				v.Unreachable = int(p.uint(math.MaxInt))
+			}
+		case "duration_us":
+			if p.field(&o, 7) {
+				v.DurationUS = int64(p.uint(math.MaxInt64))
+			}
+		case "lengths":
+			if p.field(&o, 8) {
+				v.Lengths = p.string()
+				p.present(v.Lengths != "")
+			}
+		case "evidence":
+			if p.field(&o, 9) {
+				v.Evidence = p.string()
+				p.present(v.Evidence != "")
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0xff, canaryFields)
+}
+
+func (v *Canary) check() error {
+	if !ValidModel(v.Model) {
+		return wrong("model", want["model"])
+	}
+	if !isVerdict(v.Verdict) {
+		return wrong("verdict", want["verdict"])
+	}
+	if v.Lengths != "" && !isLengths(v.Lengths) {
+		return wrong("lengths", want["lengths"])
+	}
+	if v.Evidence != "" && !isEvidence(v.Evidence) {
+		return wrong("evidence", want["evidence"])
 	}
 	return nil
 }
@@ -1785,6 +1943,12 @@ func (v *AdmissionFacts) appendJSON(b []byte) ([]byte, error) {
 	b = appendInt(b, int64(v.TenantLimit))
 	b = append(b, `,"quarantined":`...)
 	b = strconv.AppendBool(b, v.Quarantined)
+	if v.Quarantine != "" {
+		b = append(b, `,"quarantine":`...)
+		if b, ok = appendString(b, v.Quarantine); !ok {
+			return b, wrong("quarantine", wantText)
+		}
+	}
 	if v.TenantErased {
 		b = append(b, `,"tenant_erased":`...)
 		b = strconv.AppendBool(b, v.TenantErased)
@@ -1796,7 +1960,7 @@ func (v *AdmissionFacts) appendJSON(b []byte) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-var admissionFactsFields = []string{"context_tokens", "max_input_tokens", "max_decode_tokens", "prefill_nodes", "decode_nodes", "queue_depth", "queue_limit", "tenant_open", "tenant_limit", "quarantined", "tenant_erased", "policy"}
+var admissionFactsFields = []string{"context_tokens", "max_input_tokens", "max_decode_tokens", "prefill_nodes", "decode_nodes", "queue_depth", "queue_limit", "tenant_open", "tenant_limit", "quarantined", "quarantine", "tenant_erased", "policy"}
 
 func (v *AdmissionFacts) readJSON(p *parser) {
 	var o object
@@ -1842,20 +2006,25 @@ func (v *AdmissionFacts) readJSON(p *parser) {
 			if p.field(&o, 9) {
 				v.Quarantined = p.bool()
 			}
-		case "tenant_erased":
+		case "quarantine":
 			if p.field(&o, 10) {
+				v.Quarantine = p.string()
+				p.present(v.Quarantine != "")
+			}
+		case "tenant_erased":
+			if p.field(&o, 11) {
 				v.TenantErased = p.bool()
 				p.present(v.TenantErased)
 			}
 		case "policy":
-			if p.field(&o, 11) {
+			if p.field(&o, 12) {
 				v.Policy = p.string()
 			}
 		default:
 			p.unknown(&o)
 		}
 	}
-	p.close(&o, 0xbff, admissionFactsFields)
+	p.close(&o, 0x13ff, admissionFactsFields)
 }
 
 func (v *AdmissionFacts) scanJSON(p *scan) {
@@ -1880,6 +2049,9 @@ func (v *AdmissionFacts) scanJSON(p *scan) {
 	v.TenantLimit = int(p.uint())
 	p.lit(`,"quarantined":`)
 	v.Quarantined = p.bool()
+	if p.has(`,"quarantine":"`) {
+		v.Quarantine = p.filled()
+	}
 	if p.has(`,"tenant_erased":`) {
 		p.lit("true")
 		v.TenantErased = true
@@ -3209,10 +3381,22 @@ func (v *ModelQuarantined) appendJSON(b []byte) ([]byte, error) {
 	if b, ok = appendString(b, v.Reason); !ok {
 		return b, wrong("reason", wantText)
 	}
+	if v.Running != "" {
+		b = append(b, `,"running":`...)
+		if b, ok = appendString(b, v.Running); !ok {
+			return b, wrong("running", wantText)
+		}
+	}
+	if v.Evidence != "" {
+		b = append(b, `,"evidence":`...)
+		if b, ok = appendString(b, v.Evidence); !ok {
+			return b, wrong("evidence", wantText)
+		}
+	}
 	return append(b, '}'), nil
 }
 
-var modelQuarantinedFields = []string{"model", "reason"}
+var modelQuarantinedFields = []string{"model", "reason", "running", "evidence"}
 
 func (v *ModelQuarantined) readJSON(p *parser) {
 	var o object
@@ -3225,6 +3409,16 @@ func (v *ModelQuarantined) readJSON(p *parser) {
 		case "reason":
 			if p.field(&o, 1) {
 				v.Reason = p.string()
+			}
+		case "running":
+			if p.field(&o, 2) {
+				v.Running = p.string()
+				p.present(v.Running != "")
+			}
+		case "evidence":
+			if p.field(&o, 3) {
+				v.Evidence = p.string()
+				p.present(v.Evidence != "")
 			}
 		default:
 			p.unknown(&o)
@@ -3239,6 +3433,12 @@ func (v *ModelQuarantined) scanJSON(p *scan) {
 	v.Model = p.text()
 	p.lit(`,"reason":"`)
 	v.Reason = p.text()
+	if p.has(`,"running":"`) {
+		v.Running = p.filled()
+	}
+	if p.has(`,"evidence":"`) {
+		v.Evidence = p.filled()
+	}
 	p.lit(`}`)
 }
 
@@ -3346,6 +3546,147 @@ func (v *TenantErased) scanJSON(p *scan) {
 	v.TenantKey = p.text()
 	if p.has(`,"by":"`) {
 		v.By = p.filled()
+	}
+	p.lit(`}`)
+}
+
+func (v *CanaryRan) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"model":`...)
+	if b, ok = appendString(b, v.Model); !ok {
+		return b, wrong("model", wantText)
+	}
+	b = append(b, `,"verdict":`...)
+	if b, ok = appendString(b, v.Verdict); !ok {
+		return b, wrong("verdict", wantText)
+	}
+	b = append(b, `,"passed":`...)
+	if v.Passed < 0 {
+		return b, wrong("passed", wantCount)
+	}
+	b = appendInt(b, int64(v.Passed))
+	b = append(b, `,"refused":`...)
+	if v.Refused < 0 {
+		return b, wrong("refused", wantCount)
+	}
+	b = appendInt(b, int64(v.Refused))
+	b = append(b, `,"wrong":`...)
+	if v.Wrong < 0 {
+		return b, wrong("wrong", wantCount)
+	}
+	b = appendInt(b, int64(v.Wrong))
+	b = append(b, `,"foreign":`...)
+	if v.Foreign < 0 {
+		return b, wrong("foreign", wantCount)
+	}
+	b = appendInt(b, int64(v.Foreign))
+	b = append(b, `,"unreachable":`...)
+	if v.Unreachable < 0 {
+		return b, wrong("unreachable", wantCount)
+	}
+	b = appendInt(b, int64(v.Unreachable))
+	b = append(b, `,"duration_us":`...)
+	if v.DurationUS < 0 {
+		return b, wrong("duration_us", wantCount)
+	}
+	b = appendInt(b, int64(v.DurationUS))
+	if v.Lengths != "" {
+		b = append(b, `,"lengths":`...)
+		if b, ok = appendString(b, v.Lengths); !ok {
+			return b, wrong("lengths", wantText)
+		}
+	}
+	if v.Evidence != "" {
+		b = append(b, `,"evidence":`...)
+		if b, ok = appendString(b, v.Evidence); !ok {
+			return b, wrong("evidence", wantText)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var canaryRanFields = []string{"model", "verdict", "passed", "refused", "wrong", "foreign", "unreachable", "duration_us", "lengths", "evidence"}
+
+func (v *CanaryRan) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "model":
+			if p.field(&o, 0) {
+				v.Model = p.string()
+			}
+		case "verdict":
+			if p.field(&o, 1) {
+				v.Verdict = p.string()
+			}
+		case "passed":
+			if p.field(&o, 2) {
+				v.Passed = int(p.uint(math.MaxInt))
+			}
+		case "refused":
+			if p.field(&o, 3) {
+				v.Refused = int(p.uint(math.MaxInt))
+			}
+		case "wrong":
+			if p.field(&o, 4) {
+				v.Wrong = int(p.uint(math.MaxInt))
+			}
+		case "foreign":
+			if p.field(&o, 5) {
+				v.Foreign = int(p.uint(math.MaxInt))
+			}
+		case "unreachable":
+			if p.field(&o, 6) {
+				v.Unreachable = int(p.uint(math.MaxInt))
+			}
+		case "duration_us":
+			if p.field(&o, 7) {
+				v.DurationUS = int64(p.uint(math.MaxInt64))
+			}
+		case "lengths":
+			if p.field(&o, 8) {
+				v.Lengths = p.string()
+				p.present(v.Lengths != "")
+			}
+		case "evidence":
+			if p.field(&o, 9) {
+				v.Evidence = p.string()
+				p.present(v.Evidence != "")
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0xff, canaryRanFields)
+}
+
+func (v *CanaryRan) scanJSON(p *scan) {
+	*v = CanaryRan{}
+	p.lit(`{"model":"`)
+	v.Model = p.text()
+	p.lit(`,"verdict":"`)
+	v.Verdict = p.text()
+	p.lit(`,"passed":`)
+	v.Passed = int(p.uint())
+	p.lit(`,"refused":`)
+	v.Refused = int(p.uint())
+	p.lit(`,"wrong":`)
+	v.Wrong = int(p.uint())
+	p.lit(`,"foreign":`)
+	v.Foreign = int(p.uint())
+	p.lit(`,"unreachable":`)
+	v.Unreachable = int(p.uint())
+	p.lit(`,"duration_us":`)
+	v.DurationUS = int64(p.uint())
+	if p.has(`,"lengths":"`) {
+		v.Lengths = p.filled()
+	}
+	if p.has(`,"evidence":"`) {
+		v.Evidence = p.filled()
 	}
 	p.lit(`}`)
 }

@@ -23,9 +23,10 @@ const (
 
 	CmdRegister   CommandType = "register"   // prefill, decode: on pdgate.log.ops
 	CmdLeave      CommandType = "leave"      // prefill, decode, lifecycle
-	CmdQuarantine CommandType = "quarantine" // operator
+	CmdQuarantine CommandType = "quarantine" // operator, canary
 	CmdRestore    CommandType = "restore"    // operator
 	CmdErase      CommandType = "erase"      // operator
+	CmdCanary     CommandType = "canary"     // canary
 	CmdAudit      CommandType = "audit"      // auditor
 	CmdTrim       CommandType = "trim"       // lifecycle
 )
@@ -34,7 +35,7 @@ const (
 // never from the payload: the NATS user's permissions pin the subject.
 type Command struct {
 	Type        CommandType
-	Subject     string // request id, worker, model, tenant, id of a read, or the log
+	Subject     string // request id, worker, model, tenant, id of a read or of a canary's run, or the log
 	Role        Role
 	Principal   string
 	Traceparent string
@@ -174,7 +175,9 @@ type Leave struct {
 
 // Quarantine stops admissions of a model.
 type Quarantine struct {
-	Reason string `json:"reason" is:"text"`
+	Reason   string `json:"reason" is:"text"` // clients of the model read it
+	Running  string `json:"running,omitempty" is:"running"`
+	Evidence string `json:"evidence,omitempty" is:"evidence"`
 }
 
 // Restore allows them again.
@@ -186,6 +189,21 @@ type Restore struct {
 type Erase struct {
 	TenantKey string `json:"tenant_key" is:"keyname"`
 	By        string `json:"by,omitempty" is:"name"`
+}
+
+// Canary records a run of the canary (command "canary"); the fields are those of the
+// event. Its subject is an id of the run's own, a UUIDv7.
+type Canary struct {
+	Model       string `json:"model" is:"model"`
+	Verdict     string `json:"verdict" is:"verdict"`
+	Passed      int    `json:"passed"`
+	Refused     int    `json:"refused"`
+	Wrong       int    `json:"wrong"`
+	Foreign     int    `json:"foreign"`
+	Unreachable int    `json:"unreachable"`
+	DurationUS  int64  `json:"duration_us"`
+	Lengths     string `json:"lengths,omitempty" is:"lengths"`
+	Evidence    string `json:"evidence,omitempty" is:"evidence"`
 }
 
 // Audit records a read of the audit log (command "audit"); the fields are those of
@@ -230,6 +248,7 @@ func (*Leave) CommandType() CommandType         { return CmdLeave }
 func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
 func (*Erase) CommandType() CommandType         { return CmdErase }
+func (*Canary) CommandType() CommandType        { return CmdCanary }
 func (*Audit) CommandType() CommandType         { return CmdAudit }
 func (*Trim) CommandType() CommandType          { return CmdTrim }
 

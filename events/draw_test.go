@@ -106,6 +106,14 @@ func drawHex(t *rapid.T, name string, n int) string {
 
 func drawText(t *rapid.T, name, kind string) string {
 	switch kind {
+	case "running":
+		return rapid.SampledFrom([]string{RunningDrain, RunningCancel}).Draw(t, name)
+	case "verdict":
+		return rapid.SampledFrom([]string{CanaryClean, CanaryWrong, CanaryForeign, CanaryInconclusive}).Draw(t, name)
+	case "lengths":
+		return rapid.SampledFrom([]string{"1+1", "0+0", "681279+32 681280+32"}).Draw(t, name)
+	case "evidence":
+		return rapid.SampledFrom([]string{sampleEvidence, sampleEvidence[:len(requestID)+1+len("1207.4;")+43]}).Draw(t, name)
 	case "":
 		return rapid.String().Draw(t, name)
 	case "name":

@@ -8,16 +8,16 @@ import (
 var allTypes = []Type{
 	TypeAdmitted, TypeRejected, TypePrefilled, TypeTransferGranted, TypeTransferred, TypeDecoded,
 	TypeFailed, TypeCancelled, TypeReleased, TypeDenied,
-	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeAuditRead, TypeLogTrimmed,
+	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeCanaryRan, TypeAuditRead, TypeLogTrimmed,
 }
 
 var allStates = []State{New, Admitted, Rejected, Prefilled, Transferred, Decoded, Failed, Cancelled}
 
-var allRoles = []Role{RoleGateway, RolePrefill, RoleDecode, RoleOperator, RoleAuditor, RoleLifecycle}
+var allRoles = []Role{RoleGateway, RolePrefill, RoleDecode, RoleOperator, RoleCanary, RoleAuditor, RoleLifecycle}
 
 var allCommandTypes = []CommandType{
 	CmdAdmit, CmdReject, CmdPrefilled, CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdCancel, CmdReleased,
-	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdAudit, CmdTrim,
+	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdCanary, CmdAudit, CmdTrim,
 }
 
 var allFinishReasons = []FinishReason{FinishStop, FinishLength}

@@ -12,7 +12,7 @@ type Event struct {
 	ID          string // subject + "." + N; where N is 0 any name but that
 	Source      string // the writer: "/pdgate/lifecycle/<replica>"
 	Type        Type
-	Subject     string // request id; worker, model, tenant, read or the log for operations
+	Subject     string // request id; worker, model, tenant, read, run of the canary or the log for operations
 	Time        time.Time
 	N           int      // the event's number in its subject's history, from 1; 0: outside of it
 	Command     string   // key of the command that caused it (see Command.Key)
@@ -41,6 +41,7 @@ type AdmissionFacts struct {
 	TenantOpen      int    `json:"tenant_open"`  // the tenant's open requests
 	TenantLimit     int    `json:"tenant_limit"` // 0: none
 	Quarantined     bool   `json:"quarantined"`
+	Quarantine      string `json:"quarantine,omitempty"`    // why it is quarantined
 	TenantErased    bool   `json:"tenant_erased,omitempty"` // and the request's digests are under no key that was made since
 	Policy          string `json:"policy"`                  // digest of the admission policy in force
 }
@@ -192,8 +193,10 @@ type WorkerLeft struct {
 
 // ModelQuarantined stops admissions of a model.
 type ModelQuarantined struct {
-	Model  string `json:"model"`
-	Reason string `json:"reason"`
+	Model    string `json:"model"`
+	Reason   string `json:"reason"`
+	Running  string `json:"running,omitempty"`  // what becomes of open requests: "drain" (the same as none) or "cancel"
+	Evidence string `json:"evidence,omitempty"` // a canary's: "<request id>@<receipt>", separated by spaces
 }
 
 // ModelRestored allows them again.
@@ -208,6 +211,22 @@ type TenantErased struct {
 	Tenant    string `json:"tenant"`
 	TenantKey string `json:"tenant_key"`   // fingerprint
 	By        string `json:"by,omitempty"` // who asked for it, by the operator's word
+}
+
+// CanaryRan is one run of the canary: sentinels of two tenants went through the
+// gateway, and the answers were compared with known ones. It holds counts and
+// names, no text.
+type CanaryRan struct {
+	Model       string `json:"model"`
+	Verdict     string `json:"verdict"` // "clean", "wrong", "foreign" or "inconclusive"
+	Passed      int    `json:"passed"`
+	Refused     int    `json:"refused"` // above a limit, and refused before any engine saw it
+	Wrong       int    `json:"wrong"`
+	Foreign     int    `json:"foreign"`     // answers that held another probe's sentinel
+	Unreachable int    `json:"unreachable"` // no verdict: no answer, or too busy
+	DurationUS  int64  `json:"duration_us"`
+	Lengths     string `json:"lengths,omitempty"`  // of the probes, in tokens: "<prompt>+<max_tokens>", separated by spaces
+	Evidence    string `json:"evidence,omitempty"` // of what was wrong or foreign: "<request id>@<receipt>", separated by spaces
 }
 
 // AuditRead says that somebody reads, or read, what the audit log does not show
@@ -255,5 +274,6 @@ func (*WorkerLeft) EventType() Type         { return TypeWorkerLeft }
 func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
 func (*TenantErased) EventType() Type       { return TypeTenantErased }
+func (*CanaryRan) EventType() Type          { return TypeCanaryRan }
 func (*AuditRead) EventType() Type          { return TypeAuditRead }
 func (*LogTrimmed) EventType() Type         { return TypeLogTrimmed }

@@ -127,12 +127,24 @@ type WorkersView struct {
 
 // ModelView is what is served under one model's name.
 type ModelView struct {
-	Model          string `json:"model"`
-	ContextTokens  int    `json:"context_tokens"`
-	MaxInputTokens int    `json:"max_input_tokens"`
-	Quarantined    bool   `json:"quarantined"`
-	PrefillNodes   int    `json:"prefill_nodes"`
-	DecodeNodes    int    `json:"decode_nodes"`
+	Model          string          `json:"model"`
+	ContextTokens  int             `json:"context_tokens"`
+	MaxInputTokens int             `json:"max_input_tokens"`
+	Quarantined    bool            `json:"quarantined"`
+	PrefillNodes   int             `json:"prefill_nodes"`
+	DecodeNodes    int             `json:"decode_nodes"`
+	Open           int             `json:"open"`                 // requests that have not ended
+	Quarantine     *QuarantineView `json:"quarantine,omitempty"` // while it is quarantined
+}
+
+// QuarantineView says who quarantined a model, when and why.
+type QuarantineView struct {
+	Reason   string    `json:"reason"`
+	By       string    `json:"by"`       // principal of the last order
+	Since    time.Time `json:"since"`    // the first order that still counts
+	Position string    `json:"position"` // of the last order's event
+	Running  string    `json:"running"`  // "drain" or "cancel"
+	Evidence string    `json:"evidence,omitempty"`
 }
 
 // InfoView is what a replica says of itself.

@@ -17,18 +17,19 @@ const (
 )
 
 var (
-	sampleTime   = time.Date(2026, 1, 2, 3, 4, 5, 678901000, time.UTC)
-	sampleDigest = "hmac-sha256:" + strings.Repeat("0123456789abcdef", 4)
-	sampleSalted = "sha256-salted:" + strings.Repeat("fedcba9876543210", 4)
-	sampleRuns   = []PageRun{{0, 12, 7}, {4096, 1, 7}, {1<<32 - 1, 1, 1<<64 - 1}}
-	workerKey    = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+	sampleTime     = time.Date(2026, 1, 2, 3, 4, 5, 678901000, time.UTC)
+	sampleDigest   = "hmac-sha256:" + strings.Repeat("0123456789abcdef", 4)
+	sampleSalted   = "sha256-salted:" + strings.Repeat("fedcba9876543210", 4)
+	sampleRuns     = []PageRun{{0, 12, 7}, {4096, 1, 7}, {1<<32 - 1, 1, 1<<64 - 1}}
+	sampleEvidence = requestID + "@1207.4;" + strings.Repeat("q3Zc", 10) + "q3Y " + groupID + "@1208.0;" + strings.Repeat("-_0A", 10) + "q3Y"
+	workerKey      = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 )
 
 func later(d time.Duration) time.Time { return sampleTime.Add(d) }
 
 func sampleFacts() AdmissionFacts {
 	return AdmissionFacts{ContextTokens: 1_048_576, MaxInputTokens: 681_280, MaxDecodeTokens: 2_097_152, PrefillNodes: 3,
-		DecodeNodes: 2, QueueDepth: 5, QueueLimit: 512, TenantOpen: 4, TenantLimit: 64, Quarantined: false, Policy: "sha256:5f2b"}
+		DecodeNodes: 2, QueueDepth: 5, QueueLimit: 512, TenantOpen: 4, TenantLimit: 64, Quarantined: false, Quarantine: "wrong answers", Policy: "sha256:5f2b"}
 }
 
 func fullEvents() []*Event {
@@ -61,9 +62,11 @@ func fullEvents() []*Event {
 		Address: "unix:///run/p1.sock", Engine: "ref", Version: "1", ContextTokens: 1_048_576, MaxInputTokens: 681_280, PoolPages: 16_384,
 		PageTokens: 64, TokenBytes: 192, Layout: layout})
 	add("p1", &WorkerLeft{Worker: "p1", Epoch: 1767323045678901, Reason: "shutdown"})
-	add("llama-3.1", &ModelQuarantined{Model: "llama-3.1", Reason: "canary text in answer \"42\"\n\x01<é\u2028\\>"})
+	add("llama-3.1", &ModelQuarantined{Model: "llama-3.1", Reason: "canary text in answer \"42\"\n\x01<é\u2028\\>", Running: RunningCancel, Evidence: sampleEvidence})
 	add("llama-3.1", &ModelRestored{Model: "llama-3.1", Reason: "scrubbed and tested"})
 	add("acme", &TenantErased{Tenant: "acme", TenantKey: "0123456789abcdef", By: "alice"})
+	add(requestID, &CanaryRan{Model: "llama-3.1", Verdict: CanaryForeign, Passed: 9, Refused: 4, Wrong: 1, Foreign: 1, Unreachable: 2, DurationUS: 1_204_311,
+		Lengths: "681279+32 681280+32", Evidence: sampleEvidence})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	add(LogStream, &LogTrimmed{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
@@ -90,6 +93,7 @@ func leanEvents() []*Event {
 	add(&ModelQuarantined{})
 	add(&ModelRestored{})
 	add(&TenantErased{})
+	add(&CanaryRan{})
 	add(&AuditRead{})
 	add(&LogTrimmed{})
 	return out
@@ -115,9 +119,11 @@ func fullCommands() []*Command {
 	add("p1", &Register{Model: "llama-3.1", Epoch: 3, PublicKey: workerKey, Address: "tcp://10.0.0.7:7001", Engine: "ref", Version: "1",
 		ContextTokens: 1_048_576, MaxInputTokens: 681_280, PoolPages: 16_384, PageTokens: 64, TokenBytes: 192, Layout: layout})
 	add("p1", &Leave{Epoch: 3, Reason: "shutdown"})
-	add("llama-3.1", &Quarantine{Reason: "canary text in an answer"})
+	add("llama-3.1", &Quarantine{Reason: "canary text in an answer", Running: RunningCancel, Evidence: sampleEvidence})
 	add("llama-3.1", &Restore{Reason: "scrubbed and tested"})
 	add("acme", &Erase{TenantKey: "0123456789abcdef", By: "alice"})
+	add(requestID, &Canary{Model: "llama-3.1", Verdict: CanaryForeign, Passed: 9, Refused: 4, Wrong: 1, Foreign: 1, Unreachable: 2, DurationUS: 1_204_311,
+		Lengths: "681279+32 681280+32", Evidence: sampleEvidence})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	add(LogStream, &Trim{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})

@@ -194,6 +194,8 @@ func (r Role) Allowed() []CommandType {
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
 		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore, CmdErase}
+	case RoleCanary:
+		return []CommandType{CmdQuarantine, CmdCanary}
 	case RoleAuditor:
 		return []CommandType{CmdAudit}
 	}

@@ -24,8 +24,23 @@ const (
 	TypeModelQuarantined Type = "model.quarantined.v1"
 	TypeModelRestored    Type = "model.restored.v1"
 	TypeTenantErased     Type = "tenant.erased.v1" // the tenant's key is destroyed, here and by whoever holds a copy
+	TypeCanaryRan        Type = "canary.ran.v1"    // outside of any history
 	TypeAuditRead        Type = "audit.read.v1"    // somebody read the audit log; outside of any history
 	TypeLogTrimmed       Type = "log.trimmed.v1"   // what is below a sequence leaves the live stream
+)
+
+// What becomes of a model's open requests when it is quarantined.
+const (
+	RunningDrain  = "drain"  // they go on to their ends
+	RunningCancel = "cancel" // they are cancelled, with code model_quarantined
+)
+
+// Verdicts of a canary's run.
+const (
+	CanaryClean        = "clean"
+	CanaryWrong        = "wrong"        // an answer was not the known one
+	CanaryForeign      = "foreign"      // an answer held another probe's sentinel
+	CanaryInconclusive = "inconclusive" // nothing was wrong, and not every probe got an answer
 )
 
 // Kinds of reads of the audit log.
@@ -62,6 +77,7 @@ const (
 	RolePrefill   Role = "prefill"
 	RoleDecode    Role = "decode"
 	RoleOperator  Role = "operator"  // people: cancel, quarantine, look
+	RoleCanary    Role = "canary"    // probes the gateway; records its runs, and quarantines
 	RoleAuditor   Role = "auditor"   // reads
 	RoleLifecycle Role = "lifecycle" // the service itself: deadlines, lost workers
 )

@@ -35,6 +35,7 @@ var forms = map[Type]form{
 	TypeModelQuarantined: {fresh: func() payload { return new(ModelQuarantined) }},
 	TypeModelRestored:    {fresh: func() payload { return new(ModelRestored) }},
 	TypeTenantErased:     {fresh: func() payload { return new(TenantErased) }},
+	TypeCanaryRan:        {fresh: func() payload { return new(CanaryRan) }},
 	TypeAuditRead:        {fresh: func() payload { return new(AuditRead) }},
 	TypeLogTrimmed:       {fresh: func() payload { return new(LogTrimmed) }},
 }

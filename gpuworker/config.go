@@ -76,6 +76,10 @@ type Config struct {
 	Prompts   Prompts
 	Output    Output // decode only
 
+	// Preflight is asked once the worker is registered, and before it takes any
+	// work; an error ends this life. nil: nothing is asked.
+	Preflight func(context.Context) error
+
 	Identity  ed25519.PrivateKey         // the key that grants name
 	GrantKeys func() []ed25519.PublicKey // lifecycle keys that may sign grants
 

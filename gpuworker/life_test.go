@@ -313,3 +313,45 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+// A worker whose preflight fails has registered, takes nothing of what waits, and
+// leaves; one whose preflight is fine does the work.
+func TestPreflightComesBeforeWork(t *testing.T) {
+	w := newWorld(t, statemachine.Guards{})
+	e := newEngine(t, engine.Config{})
+	good := w.start(events.RolePrefill, "p1", e, 50)
+	w.start(events.RoleDecode, "d1", e, 50)
+	good.die() // registered, so that requests are admitted, and takes no work
+	call := w.submit(quiz("x", "y", 500), events.Sampling{MaxTokens: 30})
+
+	bad := &node{w: w, name: "p2", role: events.RolePrefill, pool: newPool(t, e, 50, epochs.Add(1))}
+	registered := false
+	cfg := Config{
+		Name: "p2", Role: events.RolePrefill, Model: model, Engine: e, Pool: bad.pool, Lifecycle: (*nodeLifecycle)(bad), Queue: (*nodeQueue)(bad),
+		Prompts: (*nodeGateway)(bad), Identity: testKey("p2"), Clock: w.now, Grace: 200 * time.Millisecond,
+		GrantKeys: func() []ed25519.PublicKey { return nil },
+		Preflight: func(context.Context) error {
+			registered = w.registered("p2")
+			return errors.New("RED")
+		},
+	}
+	worker, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad.Worker = worker
+	if err := worker.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "RED") {
+		t.Fatalf("Run: %v", err)
+	}
+	if !registered || w.registered("p2") {
+		t.Errorf("registered when it was asked: %v; after it left: %v", registered, w.registered("p2"))
+	}
+	if r := w.request(call.id); r.State != events.Admitted || bad.Stats().Pool.Free != bad.Stats().Pool.Pages {
+		t.Errorf("the work was touched: %s, %+v", r.State, bad.Stats())
+	}
+	w.start(events.RolePrefill, "p3", e, 50, func(c *Config) { c.Preflight = func(context.Context) error { return nil } })
+	if r := w.wait(call); r.State != events.Decoded {
+		t.Errorf("%s, %v", r.State, r.Error)
+	}
+	w.lost("p1")
+}

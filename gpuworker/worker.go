@@ -108,6 +108,15 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		return err
 	}
+	if w.cfg.Preflight != nil {
+		if err := w.cfg.Preflight(ctx); err != nil {
+			w.depart(base, err)
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+	}
 	w.log.Info("worker ready", "epoch", w.epoch, "pages", w.cfg.Pool.Stats().Pages)
 	close(w.ready)
 

@@ -376,6 +376,13 @@ func (w *world) lost(name string) {
 	}
 }
 
+// registered says whether a worker is.
+func (w *world) registered(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ops.Workers[name] != nil
+}
+
 func (w *world) cancel(id string) *events.Answer {
 	return w.order(events.RoleGateway, "gw1", id, &events.Cancel{Reason: events.CodeClientGone})
 }

@@ -177,7 +177,7 @@ func TestAsyncAPICommands(t *testing.T) {
 	}
 	for _, q := range events.AllQueries() {
 		expect(events.QuerySubject(events.RoleOperator, "w1", q), "receive", "queries/"+q+".json", true,
-			events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleAuditor)
+			events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleCanary, events.RoleAuditor)
 	}
 	for _, role := range []events.Role{events.RolePrefill, events.RoleDecode} {
 		expect(events.HeartbeatSubject(role, "w1"), "receive", "messages/heartbeat.json", false, role)

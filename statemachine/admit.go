@@ -87,6 +87,9 @@ func judgeAdmission(known bool, f *events.AdmissionFacts, prompt, maxTokens int,
 	case !known:
 		return events.NewError(events.CodeModelNotFound, "no worker serves this model")
 	case f.Quarantined:
+		if f.Quarantine != "" {
+			return events.NewError(events.CodeModelQuarantined, "the model is quarantined: "+f.Quarantine)
+		}
 		return events.NewError(events.CodeModelQuarantined, "the model is quarantined")
 	case f.PrefillNodes <= 0 || f.DecodeNodes <= 0:
 		return events.NewError(events.CodeNoWorker, "live workers: "+strconv.Itoa(f.PrefillNodes)+" prefill, "+strconv.Itoa(f.DecodeNodes)+" decode")

@@ -251,12 +251,12 @@ func (c *Checker) operation(e *events.Event, pos events.Position) {
 	c.clients.saw(e, pos, c.hash, "")
 }
 
-// outsider is a denial of a command that met no history, or a read of the audit
-// log; state is what it met.
+// outsider is a denial of a command that met no history, a read of the audit log
+// or a canary's run; state is what it met.
 func (c *Checker) outsider(e *events.Event, pos events.Position, state events.State) {
 	switch q := c.requests[e.Subject]; {
-	case e.Type == events.TypeAuditRead && state == "":
-		// On the operations' subject: it says who looked, and decides nothing.
+	case (e.Type == events.TypeAuditRead || e.Type == events.TypeCanaryRan) && state == "":
+		// On the operations' subject: they say who looked, and decide nothing.
 	case e.Type != denied:
 		c.violate(RuleLog, e.Subject, pos, "%s stands outside of any history", e.Type)
 	case q != nil && q.Open():

@@ -22,7 +22,7 @@ func (c *Checker) assume(e *events.Event) {
 		return
 	}
 	if c.ops.Subjects == nil {
-		c.ops.Subjects, c.ops.Workers, c.ops.Quarantined = map[string]OpsSubject{}, map[string]*events.WorkerJoined{}, map[string]string{}
+		c.ops.Subjects, c.ops.Workers, c.ops.Quarantined = map[string]OpsSubject{}, map[string]*events.WorkerJoined{}, map[string]Quarantine{}
 	}
 	c.ops.Subjects[e.Subject] = OpsSubject{N: e.N - 1, Pos: e.Prev}
 	if d, ok := e.Data.(*events.WorkerLeft); ok {

@@ -212,6 +212,7 @@ func emptyData(d events.Data) bool {
 	case *events.ModelRestored:
 		return d == nil
 	case *events.TenantErased:
+	case *events.CanaryRan:
 		return d == nil
 	case *events.AuditRead:
 		return d == nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -15,10 +16,20 @@ import (
 type Ops struct {
 	Pos         events.Position                 `json:"-"`           // of the last event
 	Workers     map[string]*events.WorkerJoined `json:"workers"`     // by name: the present life
-	Quarantined map[string]string               `json:"quarantined"` // model -> reason
+	Quarantined map[string]Quarantine           `json:"quarantined"` // by model
 	Erased      map[string][]string             `json:"erased"`      // tenant -> fingerprints of its destroyed keys
 	Subjects    map[string]OpsSubject           `json:"subjects"`    // worker, model, tenant or the log -> its history's end
 	Trimmed     *events.LogTrimmed              `json:"trimmed"`     // the last one; nil: the whole log is there
+}
+
+// Quarantine is why, by whom and since when a model is not admitted.
+type Quarantine struct {
+	Reason   string    `json:"reason"`
+	By       string    `json:"by"`       // principal of the last order
+	Since    time.Time `json:"since"`    // of the first order that still counts
+	Position string    `json:"position"` // of the last order
+	Cancel   bool      `json:"cancel"`   // open requests are cancelled, and not left to end
+	Evidence string    `json:"evidence,omitempty"`
 }
 
 // OpsSubject is the end of one worker's, model's or tenant's history.
@@ -54,7 +65,9 @@ func (o *Ops) Answer(subject, key string) (Recorded, bool) {
 // registered for it, and the limits over the workers that live says are alive.
 // Queue, tenant and policy are the caller's to fill in.
 func (o *Ops) Admission(model string, live func(worker string, epoch uint64) bool) (known bool, f events.AdmissionFacts) {
-	_, f.Quarantined = o.Quarantined[model]
+	if q, ok := o.Quarantined[model]; ok {
+		f.Quarantined, f.Quarantine = true, q.Reason
+	}
 	for _, w := range o.Workers {
 		if w.Model != model {
 			continue
@@ -104,7 +117,7 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 	if o.Subjects == nil {
 		o.Subjects = map[string]OpsSubject{}
 		o.Workers = map[string]*events.WorkerJoined{}
-		o.Quarantined = map[string]string{}
+		o.Quarantined = map[string]Quarantine{}
 		o.Erased = map[string][]string{}
 	}
 	s := o.Subjects[e.Subject]
@@ -117,7 +130,15 @@ func FoldOps(o *Ops, e *events.Event, pos events.Position, hash string) error {
 		case *events.WorkerLeft:
 			delete(o.Workers, d.Worker)
 		case *events.ModelQuarantined:
-			o.Quarantined[d.Model] = d.Reason
+			q := Quarantine{
+				Reason: d.Reason, By: e.Principal, Since: e.Time, Position: pos.String(),
+				Cancel: d.Running == events.RunningCancel, Evidence: d.Evidence,
+			}
+			if was, ok := o.Quarantined[d.Model]; ok {
+				// One quarantine, ordered again: it lasts since the first order.
+				q.Since = was.Since
+			}
+			o.Quarantined[d.Model] = q
 		case *events.ModelRestored:
 			delete(o.Quarantined, d.Model)
 		case *events.TenantErased:

@@ -2,6 +2,7 @@ package statemachine
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,6 +111,33 @@ func TestEpochsAreOfTheClock(t *testing.T) {
 		d.Epoch = c.epoch
 		w.want(c.want, w.m.DecideOps(nil, command("p9", events.RolePrefill, "p9", &d), &Facts{Now: c.now}))
 	}
+}
+
+// TestQuarantineIsKept: who, why and since when, until somebody restores; a second
+// order adds to the first, and its reason is what clients read.
+func TestQuarantineIsKept(t *testing.T) {
+	w := newWorld(t, Guards{})
+	w.do(model, events.RoleCanary, "canary", &events.Quarantine{Reason: "foreign text", Evidence: "e"})
+	first := w.ops.Quarantined[model]
+	if first.By != "canary.canary" || first.Reason != "foreign text" || first.Evidence != "e" || first.Cancel || first.Since.IsZero() || first.Position != w.ops.Pos.String() {
+		t.Fatalf("%+v", first)
+	}
+	w.now = w.now.Add(time.Hour)
+	w.do(model, events.RoleOperator, "alice", &events.Quarantine{Reason: "stop", Running: events.RunningCancel})
+	second := w.ops.Quarantined[model]
+	if second.By != "operator.alice" || !second.Cancel || !second.Since.Equal(first.Since) || second.Position == first.Position {
+		t.Errorf("%+v", second)
+	}
+	_, facts := w.ops.Admission(model, func(string, uint64) bool { return true })
+	if e := judgeAdmission(true, &facts, 1, 1, Guards{}); e == nil || e.Code != events.CodeModelQuarantined || e.HTTPStatus() != 503 || !strings.HasSuffix(e.Message, ": stop") {
+		t.Errorf("%+v", e)
+	}
+	w.want(events.CodeForbidden, w.do(model, events.RoleCanary, "canary", &events.Restore{Reason: "it was nothing"}))
+	w.do(model, events.RoleOperator, "alice", &events.Restore{Reason: "mended"})
+	if q, ok := w.ops.Quarantined[model]; ok {
+		t.Errorf("still %+v", q)
+	}
+	w.clean()
 }
 
 // TestOpsAnswers: an order that comes again on purpose is carried out again, one

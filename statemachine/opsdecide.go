@@ -52,7 +52,7 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 		if !events.ValidModel(c.Subject) {
 			return nil, refuse(events.CodeMalformed, "the subject is not a model's name")
 		}
-		return &events.ModelQuarantined{Model: c.Subject, Reason: bounded(d.Reason)}, nil
+		return &events.ModelQuarantined{Model: c.Subject, Reason: bounded(d.Reason), Running: d.Running, Evidence: d.Evidence}, nil
 	case *events.Restore:
 		if _, ok := o.Quarantined[c.Subject]; !ok {
 			return nil, refuse(events.CodeIllegalState, "the model is not quarantined").are("quarantined", "open")
@@ -66,6 +66,11 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			return nil, refuse(events.CodeIllegalState, "the key is erased already")
 		}
 		return &events.TenantErased{Tenant: c.Subject, TenantKey: d.TenantKey, By: d.By}, nil
+	case *events.Canary:
+		return &events.CanaryRan{
+			Model: d.Model, Verdict: d.Verdict, Passed: d.Passed, Refused: d.Refused, Wrong: d.Wrong, Foreign: d.Foreign,
+			Unreachable: d.Unreachable, DurationUS: d.DurationUS, Lengths: d.Lengths, Evidence: d.Evidence,
+		}, nil
 	case *events.Audit:
 		return &events.AuditRead{
 			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,

@@ -115,9 +115,10 @@ var commands = []CommandRow{
 	{events.CmdReleased, roles(events.RolePrefill, events.RoleDecode, events.RoleLifecycle), types(events.TypeReleased, denied), "pages are free again"},
 	{events.CmdRegister, roles(events.RolePrefill, events.RoleDecode), types(events.TypeWorkerJoined, denied), "announce one life of a worker"},
 	{events.CmdLeave, roles(events.RolePrefill, events.RoleDecode, events.RoleLifecycle), types(events.TypeWorkerLeft, denied), "end one life of a worker"},
-	{events.CmdQuarantine, roles(events.RoleOperator, events.RoleLifecycle), types(events.TypeModelQuarantined, denied), "stop admissions of a model"},
+	{events.CmdQuarantine, roles(events.RoleOperator, events.RoleCanary, events.RoleLifecycle), types(events.TypeModelQuarantined, denied), "stop admissions of a model"},
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
 	{events.CmdErase, roles(events.RoleOperator), types(events.TypeTenantErased, denied), "give up a tenant's key, and with it what its digests stand for"},
+	{events.CmdCanary, roles(events.RoleCanary), types(events.TypeCanaryRan, denied), "record a run of the canary"},
 	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
 	{events.CmdTrim, roles(events.RoleLifecycle), types(events.TypeLogTrimmed, denied), "let the beginning of the log leave the live stream"},
 }
@@ -139,7 +140,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit, events.CmdTrim:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit, events.CmdTrim:
 		return true
 	}
 	return false

@@ -54,6 +54,8 @@ func ModelOf(d events.Data) string {
 		return d.Model
 	case *events.ModelRestored:
 		return d.Model
+	case *events.CanaryRan:
+		return d.Model
 	}
 	return ""
 }

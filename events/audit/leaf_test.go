@@ -126,7 +126,7 @@ func TestFilter(t *testing.T) {
 	if (Filter{Model: "m2"}).Excludes(other) {
 		t.Error("an event that names no model was excluded by one")
 	}
-	for _, m := range []events.Data{&events.RequestRejected{Model: "m"}, &events.WorkerJoined{Model: "m"}, &events.ModelQuarantined{Model: "m"}, &events.ModelRestored{Model: "m"}} {
+	for _, m := range []events.Data{&events.RequestRejected{Model: "m"}, &events.WorkerJoined{Model: "m"}, &events.ModelQuarantined{Model: "m"}, &events.ModelRestored{Model: "m"}, &events.CanaryRan{Model: "m"}} {
 		if !(Filter{Model: "x"}).Excludes(&Leaf{Event: &events.Event{Data: m}}) {
 			t.Errorf("%T: its model was not looked at", m)
 		}

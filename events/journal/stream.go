@@ -220,3 +220,7 @@ func explain(err error, nc *nats.Conn, cfg Config) error {
 	}
 	return fmt.Errorf("journal: open stream %s on NATS server %s: %w", events.LogStream, where, err)
 }
+
+// Weaknesses lists the ways in which a stream could lose, change or add an event.
+// How many replicas it needs is the operator's to say, and not looked at.
+func Weaknesses(have *jetstream.StreamConfig) []Difference { return weaknesses(Config{}, have) }

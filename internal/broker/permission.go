@@ -179,7 +179,7 @@ func userRights(u keyring.User, names keyring.Names, models []string) (rights, e
 	}
 
 	switch role := u.Role(); role {
-	case events.RoleAuditor:
+	case events.RoleAuditor, events.RoleCanary:
 		return rights{accountBus, commands(u), []string{inbox}}, nil
 	case events.RoleGateway:
 		// A gateway answers workers who ask for prompts, and nobody else.

@@ -37,7 +37,7 @@ func everySubject() []string {
 		"pdgate.work.ref.prefill", "pdgate.work.ref.decode", "pdgate.audit.signed", "pdgate.disclosed.acme." + requestID, "_R_.x", "foreign", "$SRV.PING", "$SYS.REQ.SERVER.PING",
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.OTHER",
 	}
-	for _, role := range []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleLifecycle, events.RoleAuditor} {
+	for _, role := range []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleLifecycle, events.RoleAuditor, events.RoleCanary} {
 		for _, name := range principals(role) {
 			for _, c := range allCommands {
 				subjects = append(subjects, events.CommandSubject(role, name, c, 3), events.CommandSubjectAny(role, name, c, 3))
@@ -72,7 +72,7 @@ func everySubject() []string {
 
 var allCommands = []events.CommandType{
 	events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred, events.CmdDecoded, events.CmdFail,
-	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit,
+	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit,
 }
 
 func principals(r events.Role) []string {
@@ -89,6 +89,8 @@ func principals(r events.Role) []string {
 		return []string{"lifecycle-bus", "lifecycle-log", "lifecycle-trim"}
 	case events.RoleAuditor:
 		return []string{"auditor"}
+	case events.RoleCanary:
+		return []string{"canary"}
 	}
 	return nil
 }
@@ -135,6 +137,7 @@ func TestPublish(t *testing.T) {
 			"$JS.API.STREAM.INFO.PDGATE_AUDIT", "$JS.API.STREAM.CREATE.PDGATE_AUDIT", "$JS.API.STREAM.MSG.GET.PDGATE_AUDIT", "pdgate.audit.signed",
 			"pdgate.audit.receipt.auditor.auditor", "_INBOX.auditor-auditor.>", "_R_.>", "$SRV.>",
 		}},
+		{keyring.Canary, []string{"pdgate.v1.canary.canary.quarantine.>", "pdgate.v1.canary.canary.canary.>", "pdgate.v1.canary.canary.query.>"}},
 		{keyring.AuditorBus, []string{"pdgate.v1.auditor.auditor.audit.>", "pdgate.v1.auditor.auditor.query.>"}},
 		{keyring.LifecycleTrim, []string{"$JS.log.API.STREAM.INFO.PDGATE", "$JS.log.API.STREAM.PURGE.PDGATE"}},
 		{keyring.LifecycleLog, append([]string{
@@ -190,6 +193,7 @@ func TestSubscribe(t *testing.T) {
 		{keyring.Gateway("gw1"), []string{"_INBOX.gateway-gw1.>", "pdgate.notify.>", "pdgate.prompt.gw1.>", "pdgate.output.gw1.>"}},
 		{keyring.Operator, []string{"_INBOX.operator-operator.>", "pdgate.notify.>"}},
 		{keyring.Auditor, []string{"_INBOX.auditor-auditor.>", "pdgate.audit.receipt.*.*", "$SRV.>"}},
+		{keyring.Canary, []string{"_INBOX.canary-canary.>"}},
 		{keyring.AuditorBus, []string{"_INBOX.auditor-auditor.>"}},
 		{keyring.Eraser, []string{"_INBOX.eraser.>"}},
 		{keyring.LifecycleLog, []string{"_INBOX.lifecycle-log.>"}},

@@ -40,7 +40,7 @@ func TestOpenCreatesOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := read(t, dir)
-	want := []string{"lifecycle-log.nk", "lifecycle-bus.nk", "lifecycle-trim.nk", "operator.nk", "auditor.nk", "auditor-bus.nk", "eraser.nk", "admin.nk", "gateway-gw1.nk", "prefill-p1.nk", "decode-d1.nk",
+	want := []string{"lifecycle-log.nk", "lifecycle-bus.nk", "lifecycle-trim.nk", "operator.nk", "canary.nk", "auditor.nk", "auditor-bus.nk", "eraser.nk", "admin.nk", "gateway-gw1.nk", "prefill-p1.nk", "decode-d1.nk",
 		"log-mac.key", "digest-secret.key", "grant.pem", "grant.pub.pem", "audit.pem", "audit.pub.pem", "audit-readers", "audit-token", "prefill-p1.pem", "decode-d1.pem"}
 	for _, name := range want {
 		fi, err := os.Stat(filepath.Join(dir, name))
@@ -217,6 +217,7 @@ func TestUsers(t *testing.T) {
 		{"lifecycle-bus", "lifecycle", "lifecycle-bus", "_INBOX.lifecycle-bus"},
 		{"lifecycle-trim", "lifecycle", "lifecycle-trim", "_INBOX.lifecycle-trim"},
 		{"operator", "operator", "operator", "_INBOX.operator-operator"},
+		{"canary", "canary", "canary", "_INBOX.canary-canary"},
 		{"auditor", "auditor", "auditor", "_INBOX.auditor-auditor"},
 		{"auditor-bus", "auditor", "auditor", "_INBOX.auditor-auditor"},
 		{"eraser", "lifecycle", "eraser", "_INBOX.eraser"},

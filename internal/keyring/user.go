@@ -16,6 +16,7 @@ const (
 	LifecycleBus  User = "lifecycle-bus"  // answers commands; has no right on the log
 	LifecycleTrim User = "lifecycle-trim" // takes the beginning off the log, and has no other right
 	Operator      User = "operator"       // people: queries, cancel, quarantine
+	Canary        User = "canary"         // probes: records its runs, and quarantines
 	Auditor       User = "auditor"        // reads the log
 	AuditorBus    User = "auditor-bus"    // records who reads the audit log; has no right on either
 	Eraser        User = "eraser"         // reads and purges disclosures
@@ -36,6 +37,8 @@ func (u User) Role() events.Role {
 		return events.RoleLifecycle
 	case Operator:
 		return events.RoleOperator
+	case Canary:
+		return events.RoleCanary
 	case Auditor, AuditorBus:
 		return events.RoleAuditor
 	}
@@ -46,7 +49,7 @@ func (u User) Role() events.Role {
 // Principal is the name that the user speaks under.
 func (u User) Principal() string {
 	switch u {
-	case LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Auditor, Eraser, Admin:
+	case LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Canary, Auditor, Eraser, Admin:
 		return string(u)
 	case AuditorBus:
 		return string(Auditor)
@@ -73,7 +76,7 @@ type Names struct {
 
 // Users lists every user of the installation.
 func (n Names) Users() []User {
-	users := []User{LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Auditor, AuditorBus, Eraser, Admin}
+	users := []User{LifecycleLog, LifecycleBus, LifecycleTrim, Operator, Canary, Auditor, AuditorBus, Eraser, Admin}
 	for _, g := range n.Gateways {
 		users = append(users, Gateway(g))
 	}

@@ -316,7 +316,7 @@ func TestReady(t *testing.T) {
 		"no model":    {nil, "no_live_worker"},
 		"no prefill":  {[]events.ModelView{{Model: "ref", DecodeNodes: 1}}, "no_live_worker"},
 		"no decode":   {[]events.ModelView{{Model: "ref", PrefillNodes: 1}}, "no_live_worker"},
-		"quarantined": {[]events.ModelView{{Model: "ref", PrefillNodes: 1, DecodeNodes: 1, Quarantined: true}}, "no_live_worker"},
+		"quarantined": {[]events.ModelView{{Model: "ref", PrefillNodes: 1, DecodeNodes: 1, Quarantined: true}}, "model_quarantined"},
 		"another":     {[]events.ModelView{{Model: "other", PrefillNodes: 1, DecodeNodes: 1}}, "no_live_worker"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -325,6 +325,60 @@ func TestReady(t *testing.T) {
 			r.b.models = c.models
 			r.get("/ready").wantError(t, http.StatusServiceUnavailable, c.code)
 		})
+	}
+}
+
+// The list says what is to be expected of a model.
+func TestModelStates(t *testing.T) {
+	t.Parallel()
+	for want, models := range map[string][]events.ModelView{
+		modelReady:       {{Model: "ref", PrefillNodes: 1, DecodeNodes: 1}},
+		modelUnavailable: {{Model: "ref", PrefillNodes: 1}},
+		modelQuarantined: {{Model: "ref", PrefillNodes: 1, DecodeNodes: 1, Quarantined: true, Quarantine: &events.QuarantineView{Reason: "wrong answers"}}},
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigConfig{})
+			r.b.models = models
+			a := r.get("/v1/models")
+			var list struct{ Data []modelObject }
+			if err := json.Unmarshal([]byte(a.body), &list); err != nil || len(list.Data) == 0 {
+				t.Fatalf("%v: %s", err, a.body)
+			}
+			for _, m := range list.Data {
+				if m.ID == "ref" && (m.State != want || (m.Reason != "") != (want == modelQuarantined)) {
+					t.Errorf("%+v, want %s", m, want)
+				}
+			}
+		})
+	}
+}
+
+// Clients of a quarantined model read why, and come back later than in a second:
+// a person has to restore it. Requests that were open end in the same way.
+func TestQuarantined(t *testing.T) {
+	t.Parallel()
+	for name, script := range map[string]func(*record){
+		"new": func(rec *record) {
+			rec.append(&events.RequestRejected{Error: *events.NewError(events.CodeModelQuarantined, "the model is quarantined: wrong answers"), Stage: "admission"})
+		},
+		"open": func(rec *record) {
+			_, _ = rec.fetch()
+			rec.append(&events.RequestCancelled{Reason: events.CodeModelQuarantined, From: events.Admitted})
+		},
+	} {
+		for _, stream := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r := newRig(t, rigConfig{})
+				r.b.script = script
+				a := r.post("/v1/completions", completionBody(testPrompt, stream))
+				e := a.wantError(t, http.StatusServiceUnavailable, "model_quarantined")
+				if a.header.Get("Retry-After") != "60" || !strings.Contains(e.Error.Message, "quarantined") {
+					t.Errorf("%v %+v", a.header, e)
+				}
+			})
+		}
 	}
 }
 

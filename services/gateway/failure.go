@@ -40,13 +40,28 @@ func edgeFailure(status int, code events.Code, message string) *failure {
 	return &failure{status: status, code: code, message: message}
 }
 
+// quarantineRetry is when to come back to a model that a person has to restore.
+const quarantineRetry = time.Minute
+
 // recorded is a rejection's or a failure's own error, with its own status.
 func recorded(e *events.Error) *failure {
 	f := &failure{status: e.HTTPStatus(), code: e.Code, message: e.Message}
 	if f.status < 400 || f.status > 599 { // an engine's error must not pass for an answer
 		f.status = http.StatusInternalServerError
 	}
+	if e.Code == events.CodeModelQuarantined {
+		f.retry = quarantineRetry
+	}
 	return f
+}
+
+// cancelled is how a request ended that somebody did not want any more.
+func cancelled(reason events.Code) *failure {
+	what := "the request was cancelled"
+	if reason == events.CodeModelQuarantined {
+		what = "the model was quarantined while the request was open"
+	}
+	return recorded(events.NewError(reason, what))
 }
 
 // refused is what a command met that was not recorded.

@@ -94,7 +94,7 @@ func (f *flight) observe(e *events.Event, raw []byte, position string) {
 		f.fail(recorded(&d.Error))
 	case *events.RequestCancelled:
 		to = events.Cancelled
-		f.fail(recorded(events.NewError(d.Reason, "the request was cancelled")))
+		f.fail(cancelled(d.Reason))
 	}
 	f.advance(to, position+";"+events.Hash(raw))
 }

@@ -81,14 +81,23 @@ func (g *Gateway) serveReady(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, newFailure(events.CodeUnavailable, "the lifecycle service does not answer"))
 		return
 	}
-	models := []string{}
+	models, quarantined := []string{}, false
 	for _, m := range v.Models {
-		if _, mine := g.cfg.Models[m.Model]; mine && !m.Quarantined && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
-			models = append(models, m.Model)
+		if _, mine := g.cfg.Models[m.Model]; mine && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
+			if m.Quarantined {
+				quarantined = true
+			} else {
+				models = append(models, m.Model)
+			}
 		}
 	}
-	if len(models) == 0 {
-		writeFailure(w, newFailure(events.CodeNoWorker, "each model lacks a live prefill or decode worker, or is quarantined"))
+	switch {
+	case len(models) == 0 && quarantined:
+		// Not ready, and complete all the same: nothing but an operator is missing.
+		writeFailure(w, recorded(events.NewError(events.CodeModelQuarantined, "each model that has live workers is quarantined")))
+		return
+	case len(models) == 0:
+		writeFailure(w, newFailure(events.CodeNoWorker, "each model lacks a live prefill or decode worker"))
 		return
 	}
 	slices.Sort(models)
@@ -101,15 +110,37 @@ type modelObject struct {
 	Created     int64  `json:"created"`
 	OwnedBy     string `json:"owned_by"`
 	MaxModelLen int    `json:"max_model_len,omitempty"` // longest prompt plus answer; left out while unknown
+	State       string `json:"state"`
+	Reason      string `json:"reason,omitempty"` // of a quarantine
 }
 
+// What is to be expected of a model.
+const (
+	modelReady       = "ready"
+	modelQuarantined = "quarantined" // requests get 503
+	modelUnavailable = "unavailable" // no prefill or no decode worker is alive
+	modelUnknown     = "unknown"     // the lifecycle service does not answer
+)
+
 func (g *Gateway) model(v *events.InfoView, name string) modelObject {
-	m := modelObject{ID: name, Object: "model", Created: g.started.Unix(), OwnedBy: "pdgate"}
-	if v != nil {
-		for _, i := range v.Models {
-			if i.Model == name {
-				m.MaxModelLen = i.ContextTokens
+	m := modelObject{ID: name, Object: "model", Created: g.started.Unix(), OwnedBy: "pdgate", State: modelUnknown}
+	if v == nil {
+		return m
+	}
+	m.State = modelUnavailable
+	for _, i := range v.Models {
+		if i.Model != name {
+			continue
+		}
+		m.MaxModelLen = i.ContextTokens
+		switch {
+		case i.Quarantined:
+			m.State = modelQuarantined
+			if i.Quarantine != nil {
+				m.Reason = i.Quarantine.Reason
 			}
+		case i.PrefillNodes > 0 && i.DecodeNodes > 0:
+			m.State = modelReady
 		}
 	}
 	return m

@@ -101,7 +101,9 @@ func (s *Service) buryWorkers(now time.Time) {
 
 // settleLives ends what hangs on workers' lives that have ended: requests whose
 // KV or decoding is gone fail, grants to the dead make way for others, and
-// holdings are released, since the pages went with the process.
+// holdings are released, since the pages went with the process. Open requests of
+// a model that is quarantined with cancel are cancelled, also one whose admission
+// passed the quarantine on its way into the log.
 func (n *node) settleLives(now time.Time) {
 	mine := n.mine.Load()
 	var again []*events.Work
@@ -145,6 +147,9 @@ func regrant(s *Service, r *statemachine.Request) bool {
 // settle lists the orders that one request's dead workers call for.
 func (n *node) settle(id string, x *entry, now time.Time, mine bool) []*events.Command {
 	r := x.r
+	if n.stopped(r, now, mine) {
+		return []*events.Command{n.svc.order(id, &events.Cancel{Reason: events.CodeModelQuarantined})}
+	}
 	var orders []*events.Command
 	due := func(l life) (ended, restarted bool) {
 		ended, restarted = n.svc.roster.over(l)
@@ -185,4 +190,11 @@ func (n *node) settle(id string, x *entry, now time.Time, mine bool) []*events.C
 		}))
 	}
 	return orders
+}
+
+// stopped says whether the request's model is quarantined, and its open requests
+// are not to end by themselves.
+func (n *node) stopped(r *statemachine.Request, now time.Time, mine bool) bool {
+	q, quarantined := n.svc.roster.ops.Load().Quarantined[r.Model]
+	return quarantined && q.Cancel && !r.State.Final() && (mine || now.Sub(q.Since) >= standbyLag)
 }

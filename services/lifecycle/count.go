@@ -13,10 +13,13 @@ import "sync"
 type counts struct {
 	mu     sync.Mutex
 	tenant map[string]int // open requests; guarded by mu
+	model  map[string]int // open requests; guarded by mu
 	queue  map[string]int // by model: requests in admitted; guarded by mu
 }
 
-func newCounts() *counts { return &counts{tenant: map[string]int{}, queue: map[string]int{}} }
+func newCounts() *counts {
+	return &counts{tenant: map[string]int{}, model: map[string]int{}, queue: map[string]int{}}
+}
 
 func add(m map[string]int, key string, n int) {
 	if v := m[key] + n; v == 0 {
@@ -26,11 +29,12 @@ func add(m map[string]int, key string, n int) {
 	}
 }
 
-// add changes a tenant's open requests, and a model's waiting ones.
+// add changes a tenant's and a model's open requests, and the model's waiting ones.
 func (c *counts) add(tenant string, open int, model string, waiting int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	add(c.tenant, tenant, open)
+	add(c.model, model, open)
 	add(c.queue, model, waiting)
 }
 
@@ -38,6 +42,12 @@ func (c *counts) of(tenant, model string) (open, waiting int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.tenant[tenant], c.queue[model]
+}
+
+func (c *counts) open(model string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.model[model]
 }
 
 func (c *counts) waiting() map[string]int {

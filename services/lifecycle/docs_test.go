@@ -30,7 +30,7 @@ func TestDocumentedCommands(t *testing.T) {
 	r.start("lc1", nil)
 	users := map[string]*nats.Conn{}
 	for name, u := range map[string]keyring.User{
-		"operator": keyring.Operator, "auditor": keyring.AuditorBus, "gw1": keyring.Gateway("gw1"),
+		"operator": keyring.Operator, "canary": keyring.Canary, "auditor": keyring.AuditorBus, "gw1": keyring.Gateway("gw1"),
 		"p1": keyring.Worker(events.RolePrefill, "p1"), "d1": keyring.Worker(events.RoleDecode, "d1"),
 	} {
 		users[name] = r.connect(u)

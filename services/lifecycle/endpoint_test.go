@@ -84,8 +84,9 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 		events.CmdReleased: &events.Release{Worker: principal, WorkerEpoch: 7, Role: events.RolePrefill, Generation: 1, Pages: 1, Reason: "done"},
 		events.CmdRegister: p.registration(), events.CmdLeave: &events.Leave{Epoch: 7, Reason: "shutdown"},
 		events.CmdQuarantine: &events.Quarantine{Reason: "test"}, events.CmdRestore: &events.Restore{Reason: "test"},
-		events.CmdErase: &events.Erase{TenantKey: "0123456789abcdef"},
-		events.CmdAudit: &events.Audit{Reader: "first", Kind: events.ReadEntries, Via: "http", Reads: 1},
+		events.CmdErase:  &events.Erase{TenantKey: "0123456789abcdef"},
+		events.CmdCanary: &events.Canary{Model: testModel, Verdict: events.CanaryClean},
+		events.CmdAudit:  &events.Audit{Reader: "first", Kind: events.ReadEntries, Via: "http", Reads: 1},
 	}[c]
 	subject = id
 	switch c {
@@ -103,7 +104,7 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 
 func addressOf(c events.CommandType, subject string) int {
 	switch c {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit:
 		return events.OpsPartition
 	}
 	return events.PartitionOf(subject, testPartitions)

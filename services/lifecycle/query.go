@@ -265,10 +265,14 @@ func (s *Service) queryInfo(_ context.Context, req micro.Request) {
 		}
 		seen[model] = true
 		_, f := s.roster.admission(model, now)
-		v.Models = append(v.Models, events.ModelView{
+		m := events.ModelView{
 			Model: model, ContextTokens: f.ContextTokens, MaxInputTokens: f.MaxInputTokens,
-			Quarantined: f.Quarantined, PrefillNodes: f.PrefillNodes, DecodeNodes: f.DecodeNodes,
-		})
+			PrefillNodes: f.PrefillNodes, DecodeNodes: f.DecodeNodes, Open: s.counts.open(model),
+		}
+		if q, ok := o.Quarantined[model]; ok {
+			m.Quarantined, m.Quarantine = true, quarantineView(q)
+		}
+		v.Models = append(v.Models, m)
 	}
 	for _, w := range o.Workers {
 		add(w.Model)
@@ -278,4 +282,12 @@ func (s *Service) queryInfo(_ context.Context, req micro.Request) {
 	}
 	slices.SortFunc(v.Models, func(a, b events.ModelView) int { return strings.Compare(a.Model, b.Model) })
 	s.show(req.Reply(), v, nil)
+}
+
+func quarantineView(q statemachine.Quarantine) *events.QuarantineView {
+	v := &events.QuarantineView{Reason: q.Reason, By: q.By, Since: q.Since, Position: q.Position, Running: events.RunningDrain, Evidence: q.Evidence}
+	if q.Cancel {
+		v.Running = events.RunningCancel
+	}
+	return v
 }

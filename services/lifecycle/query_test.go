@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -172,6 +174,86 @@ func TestQuarantine(t *testing.T) {
 		i.lifecycle(newID(t))
 	}
 	r.check()
+}
+
+// A quarantine says what becomes of open requests. Whoever answers tells who
+// ordered it and how many are open, also after all replicas restarted.
+func TestQuarantineRunning(t *testing.T) {
+	for _, running := range []string{events.RunningDrain, events.RunningCancel} {
+		t.Run(running, func(t *testing.T) {
+			r := newRig(t)
+			dir := t.TempDir()
+			state := func(name string) func(*Config) {
+				return func(c *Config) { c.StateDir = filepath.Join(dir, name) }
+			}
+			a, b := r.start("lc1", state("lc1")), r.start("lc2", state("lc2"))
+			i := r.populate()
+			op, canary := r.party(keyring.Operator), r.party(keyring.Canary)
+			admitted, prefilled, transferred := newID(t), newID(t), newID(t)
+			i.admitted(admitted)
+			i.admitted(prefilled)
+			pre := i.p1.prefill()
+			i.p1.did(prefilled, pre)
+			i.admitted(transferred)
+			kv := i.p1.prefill()
+			i.p1.did(transferred, kv)
+			i.d1.did(transferred, i.d1.grant(1))
+			i.d1.did(transferred, i.d1.transfer(transferred, kv, 1))
+			open := []string{admitted, prefilled, transferred}
+
+			receipt := i.gw.did(newID(t), admit())
+			i.gw.did(receipt.Subject, &events.Cancel{Reason: events.CodeClientGone})
+			evidence := receipt.Subject + "@" + receipt.Position + ";" + receipt.Hash
+			canary.did(testModel, &events.Quarantine{Reason: "foreign sentinel", Running: running, Evidence: evidence})
+			status := func() *events.ModelView {
+				info, err := op.Info(t.Context())
+				if err != nil || len(info.Models) != 1 {
+					t.Fatalf("info: %+v %v", info, err)
+				}
+				return &info.Models[0]
+			}
+			left := 3
+			if running == events.RunningCancel {
+				left = 0
+				for _, id := range open {
+					until(t, "an open request is cancelled", func() bool {
+						v, err := op.Get(t.Context(), id)
+						return err == nil && v.State == events.Cancelled
+					})
+				}
+			}
+			check := func(when string) {
+				until(t, when+": the quarantine is told", func() bool { m := status(); return m.Quarantined && m.Open == left })
+				q := status().Quarantine
+				if q == nil || q.By != "canary.canary" || q.Reason != "foreign sentinel" || q.Running != running || q.Evidence != evidence || q.Since.IsZero() {
+					t.Errorf("%s: %+v", when, q)
+				}
+				got := i.gw.did(newID(t), admit())
+				if got.Error == nil || got.Error.Code != events.CodeModelQuarantined || !strings.Contains(got.Error.Message, "foreign sentinel") {
+					t.Errorf("%s: admitted: %+v", when, got.Error)
+				}
+			}
+			check("ordered")
+			a.stop()
+			b.stop()
+			r.start("lc1", state("lc1"))
+			r.start("lc2", nil)
+			check("after a restart")
+			if running == events.RunningDrain {
+				for _, id := range open {
+					if v, err := op.Get(t.Context(), id); err != nil || v.State.Final() {
+						t.Errorf("a drained request is %+v, %v", v, err)
+					}
+				}
+				i.d1.did(transferred, i.d1.output())
+			}
+			if a := canary.do(testModel, &events.Quarantine{Reason: "again"}); a.Denied != nil {
+				t.Errorf("%+v", a.Denied)
+			}
+			op.did(testModel, &events.Restore{Reason: "mended"})
+			r.check()
+		})
+	}
 }
 
 // Watch shows every event of the model once it is durable, whichever replica

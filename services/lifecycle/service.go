@@ -117,6 +117,11 @@ func newService(cfg Config, publish func(*nats.Msg) error, unique func() string)
 // Ready is closed when the replica has read the log and serves commands.
 func (s *Service) Ready() <-chan struct{} { return s.ready }
 
+// Leads says whether this replica does what is to be done once for all replicas:
+// it is the one that operations prefer. While replicas come or go, two may, or
+// none.
+func (s *Service) Leads() bool { return s.opsNode.mine.Load() }
+
 func itoa(n int) string { return strconv.Itoa(n) }
 
 // saw notes a sequence that the log has.

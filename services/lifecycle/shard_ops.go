@@ -19,6 +19,11 @@ type opsShard struct {
 	facts   statemachine.Facts
 }
 
+// alone are the events that are their own subject, with the first word of their
+// ids. Nothing follows them: a history of one event for each would stay in memory
+// for ever.
+var alone = map[events.Type]string{events.TypeAuditRead: "read", events.TypeCanaryRan: "canary"}
+
 func newOpsShard(svc *Service) *opsShard {
 	return &opsShard{svc: svc, machine: statemachine.NewMachine(svc.cfg.Guards), ops: &statemachine.Ops{}, unknown: newAnswers(maxUnknown)}
 }
@@ -64,10 +69,8 @@ func (s *opsShard) Decide(c *events.Command, key string, now time.Time) *events.
 		e.ID = "denied." + e.Command + "." + s.svc.unique()
 		return e
 	}
-	if e.Type == events.TypeAuditRead {
-		// A read is its own subject, and nothing follows: a history of one event for
-		// each would stay in memory for ever.
-		e.ID = "read." + c.Subject + "." + s.svc.unique()
+	if family := alone[e.Type]; family != "" {
+		e.ID = family + "." + c.Subject + "." + s.svc.unique()
 		return e
 	}
 	e.N, e.Prev = last.N+1, last.Pos

@@ -327,7 +327,7 @@ func formDecoded(f *form, d *events.RequestDecoded) {
 func formOps(f *form, o *statemachine.Ops) {
 	formPosition(f, &o.Pos)
 	table(f, &o.Workers, func(f *form, w **events.WorkerJoined) { optional(f, w, formJoined) })
-	table(f, &o.Quarantined, text)
+	table(f, &o.Quarantined, formQuarantine)
 	table(f, &o.Erased, func(f *form, keys *[]string) { list(f, keys, text) })
 	table(f, &o.Subjects, formSubject)
 	optional(f, &o.Trimmed, formTrimmed)
@@ -340,6 +340,15 @@ func formTrimmed(f *form, d *events.LogTrimmed) {
 	number(f, &d.TreeSize)
 	text(f, &d.TreeRoot)
 	number(f, &d.CompleteUntil)
+}
+
+func formQuarantine(f *form, q *statemachine.Quarantine) {
+	text(f, &q.Reason)
+	name(f, &q.By)
+	f.time(&q.Since)
+	text(f, &q.Position)
+	q.Cancel = f.flag(q.Cancel)
+	text(f, &q.Evidence)
 }
 
 func formSubject(f *form, s *statemachine.OpsSubject) {

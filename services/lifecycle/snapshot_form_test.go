@@ -62,6 +62,8 @@ func fill(t testing.TB, v reflect.Value, n *int) {
 		v.SetString("text" + strconv.Itoa(*n))
 	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(*n) << 20)
+	case reflect.Bool:
+		v.SetBool(true)
 	case reflect.Uint32, reflect.Uint64:
 		v.SetUint(uint64(*n) << 10)
 	default:

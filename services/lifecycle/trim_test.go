@@ -102,7 +102,7 @@ func TestTrimmedStart(t *testing.T) {
 	if diff := cmp.Diff(want, y.memory(), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("start on the trimmed log (-before +after):\n%s", diff)
 	}
-	if y.roster.worker("p1") == nil || y.roster.ops.Load().Quarantined["another-model"] == "" {
+	if y.roster.worker("p1") == nil || y.roster.ops.Load().Quarantined["another-model"].Reason == "" {
 		t.Error("a worker or a quarantine left with the log")
 	}
 	// What ended before is known by its recorded answer, and nothing is taken for new.

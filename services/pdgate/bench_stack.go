@@ -51,7 +51,7 @@ func benchStack(ctx context.Context, cfg bench.StackConfig, use func(context.Con
 	s := stack{
 		dir: cfg.Dir, listen: "127.0.0.1:0", durability: broker.FsyncAlways, engine: cfg.Engine, lifecycles: cfg.Replicas,
 		prefill: cfg.Prefill, decode: cfg.Decode, prefillPool: cfg.PrefillTokens, decodePool: cfg.DecodeTokens, concurrency: cfg.Concurrency,
-		queueLimit: cfg.QueueLimit, drain: 2 * time.Second, log: cfg.Logger,
+		queueLimit: cfg.QueueLimit, drain: 2 * time.Second, allowRed: true, log: cfg.Logger,
 		tenants: func(dir string) (*gateway.Tenants, error) {
 			var digest string
 			key, digest = gateway.GenerateKey()

@@ -143,6 +143,9 @@ func summary(d events.Data) string {
 	case *events.WorkerLeft:
 		return d.Reason
 	case *events.ModelQuarantined:
+		if d.Running == events.RunningCancel {
+			return d.Reason + " (open requests are cancelled)"
+		}
 		return d.Reason
 	case *events.ModelRestored:
 		return d.Reason
@@ -150,6 +153,8 @@ func summary(d events.Data) string {
 		return "key " + d.TenantKey
 	case *events.LogTrimmed:
 		return fmt.Sprintf("what is below %d leaves the live log, up to %s", d.BelowSeq, d.Bound)
+	case *events.CanaryRan:
+		return fmt.Sprintf("%s: %s, %d passed, %d refused as they must, %d wrong, %d foreign, %d without an answer", d.Model, d.Verdict, d.Passed, d.Refused, d.Wrong, d.Foreign, d.Unreachable)
 	case *events.AuditRead:
 		return fmt.Sprintf("%s by %s over %s", d.Kind, d.Reader, d.Via)
 	}

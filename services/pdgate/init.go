@@ -13,7 +13,6 @@ import (
 
 	"github.com/pdgate/pdgate/internal/install"
 	"github.com/pdgate/pdgate/internal/keyring"
-	"github.com/pdgate/pdgate/services/gateway"
 )
 
 // containerUser is who runs in the containers where init itself runs as root: a
@@ -56,16 +55,14 @@ One machine needs no init: 'pdgate up' makes what it needs.`,
 	return c
 }
 
-// install writes the installation. The API key of the first tenant is written
-// before the file that holds its digest: a crash between the two leaves a key
-// that opens nothing, and the next run takes the same one.
+// install writes the installation.
 func (a *app) install(p install.Plan) error {
 	keyPath := filepath.Join(p.Dir, "keys", demoKeyFile)
-	key, err := firstTenant(filepath.Join(p.Dir, "keys"), keyPath)
+	tenants, err := firstTenants(filepath.Dir(keyPath))
 	if err != nil {
 		return err
 	}
-	p.Tenants = []byte(firstTenants(gateway.KeyDigest(key)))
+	p.Tenants = []byte(tenants)
 	report, err := install.Write(p)
 	if err != nil {
 		return err
@@ -88,27 +85,6 @@ func (a *app) install(p install.Plan) error {
 	_, err = fmt.Fprintf(a.stdout, "%d files written, %d kept, below %s.\nFirst tenant: demo, API key in %s\nNext: docker compose --env-file %s up   (docs/operations.md)\n",
 		len(report.Written), len(report.Kept), p.Dir, keyPath, env)
 	return err
-}
-
-// firstTenant reads the first tenant's API key. Where there is none it mints one,
-// after the key of the tenant's digests: one that was erased later is not made
-// again.
-func firstTenant(keys, path string) (string, error) {
-	if b, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
-		return strings.TrimSpace(string(b)), err
-	}
-	if err := os.MkdirAll(keys, 0o700); err != nil {
-		return "", fmt.Errorf("init: %w", err)
-	}
-	ring, err := keyring.Load(keys)
-	if err != nil {
-		return "", err
-	}
-	if _, err := ring.NewTenantKey(demoTenant); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	key, _ := gateway.GenerateKey()
-	return key, keyring.WriteOnce(path, []byte(key+"\n"), 0o600)
 }
 
 func natsURLs(servers []string) string {

@@ -83,6 +83,7 @@ type lifecyclePart struct {
 	guards     statemachine.Guards
 	quiet      time.Duration
 	ready      *telemetry.Readiness // nil: nobody asks
+	canary     canaryPart           // every 0: none
 }
 
 func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
@@ -115,6 +116,7 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 	if err := os.MkdirAll(p.stateDir, 0o700); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
+	plain := log
 	log = log.With("part", "lifecycle")
 	j, err := journal.OpenJetStream(ctx, logConn, journal.Config{Key: logKey, Partitions: p.partitions, Replicas: p.replicas, Logger: log})
 	if err != nil {
@@ -134,10 +136,16 @@ func (p lifecyclePart) run(ctx context.Context, dial dial, ring *keyring.Ring, l
 		return err
 	}
 	p.ready.Watch("lifecycle "+p.name, svc.Ready())
-	return supervise(ctx, []part{
+	stages := [][]part{{
 		{"tenants' keys", tenants.Run},
 		{"disclosures", func(ctx context.Context) error { return disclosure.Keep(ctx, bus, p.replicas, log) }},
-	}, []part{{"lifecycle", svc.Run}})
+	}, {{"service", svc.Run}}}
+	if p.canary.every > 0 {
+		// The canary leans on the service, so it ends first: what it has found is
+		// still recorded.
+		stages = append(stages, []part{{"canary", func(ctx context.Context) error { return p.canary.run(ctx, svc, dial, plain) }}})
+	}
+	return supervise(ctx, stages...)
 }
 
 // engineFlags describe the engine, to workers and to the gateway's tokenizer.
@@ -276,6 +284,7 @@ type workerPart struct {
 	listen      string
 	advertise   string
 	concurrency int
+	allowRed    bool // take work whatever the preflight finds
 	guards      guards
 	hooks       hooks
 	ready       *telemetry.Readiness // nil: nobody asks
@@ -340,6 +349,7 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: hooked{cl, p.name, p.hooks.command}, Queue: workQueue{queue}, Prompts: cl, Output: cl,
 		Identity: identity, Listen: p.listen, Advertise: p.advertise, Concurrency: p.concurrency, Guards: p.guards.worker, Logger: log,
 		GrantKeys: grantKeys(grant),
+		Preflight: func(ctx context.Context) error { return p.preflight(ctx, cl, pool.Epoch(), log) },
 	})
 	if err != nil {
 		return err

@@ -58,22 +58,27 @@ func (a *app) operator(cmd *cobra.Command, rf *requestFlags, timeout time.Durati
 	case rf.output != "table" && rf.output != "json":
 		return &usageError{fmt.Errorf("output %q is neither table nor json", rf.output), cmd}
 	}
-	ring, err := a.load(&rf.remote)
+	return a.speakAs(cmd.Context(), &rf.remote, keyring.Operator, timeout, f)
+}
+
+// speakAs runs f with a client that speaks as a user of the bus. timeout 0 sets no
+// bound.
+func (a *app) speakAs(ctx context.Context, r *remote, u keyring.User, timeout time.Duration, f func(context.Context, *client.Client) error) error {
+	ring, err := a.load(r)
 	if err != nil {
 		return err
 	}
-	ctx := cmd.Context()
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	nc, err := a.connect(ctx, &rf.remote, ring, keyring.Operator, connectTimeout)
+	nc, err := a.connect(ctx, r, ring, u, connectTimeout)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	c, err := client.New(ctx, client.Config{Conn: nc, Role: events.RoleOperator, Principal: keyring.Operator.Principal(), Logger: a.log})
+	c, err := client.New(ctx, client.Config{Conn: nc, Role: u.Role(), Principal: u.Principal(), Logger: a.log})
 	if err != nil {
 		return explainUnanswered(err)
 	}

@@ -93,7 +93,7 @@ bytes.
 	f.StringVar(&a.logLevel, "log-level", "info", "least level that is logged: debug, info, warn or error")
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
-		a.requestCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
+		a.requestCommand(), a.modelCommand(), a.preflightCommand(), a.canaryCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
 		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.tenantCommand(), a.initCommand(), a.healthCommand(),
 	)
 	for _, c := range root.Commands() {

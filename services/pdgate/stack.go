@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,6 +42,8 @@ type stack struct {
 	concurrency  int // of each worker; 0: its own default
 	queueLimit   int
 	retention    retention
+	canary       canaryPart // every 0: none
+	allowRed     bool       // workers take work whatever their preflight finds
 	tenants      func(dir string) (*gateway.Tenants, error)
 	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
 	guards       guards
@@ -107,6 +110,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		return natsclient.Connect(ctx, natsclient.Config{InProcess: b.InProcess(), Ring: ring, User: u, Logger: s.log})
 	}
 	var lives, gates, workers []part
+	var e endpoints
 	for i := range max(1, s.lifecycles) {
 		life := lifecyclePart{
 			name: fmt.Sprintf("lc%d", i+1), stateDir: filepath.Join(s.dir, "lifecycle"), queueLimit: s.queueLimit, retention: s.retention,
@@ -118,9 +122,13 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		if s.lifecycles < 2 {
 			life.quiet = time.Millisecond // nobody else can be on this directory
 		}
-		lives = append(lives, part{"lifecycle", func(ctx context.Context) error { return life.run(ctx, dial, ring, s.log) }})
+		lives = append(lives, part{"lifecycle", func(ctx context.Context) error {
+			life.canary = s.canary
+			life.canary.gateway = e.http // known when parts are started
+			return life.run(ctx, dial, ring, s.log)
+		}})
 	}
-	e := endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
+	e = endpoints{nats: b.ClientURL(), ring: ring, dial: dial}
 	if s.audit != "" {
 		l, err := listenAudit(s.audit)
 		if err != nil {
@@ -146,7 +154,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for _, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks, ready: s.ready}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, allowRed: s.allowRed, guards: s.guards, hooks: s.hooks, ready: s.ready}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}
@@ -187,6 +195,11 @@ func (s *stack) waitReady(ctx context.Context, urls []string, subscribed <-chan 
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
 		last, ok := ask(wait, client, urls[0]+"/ready")
+		if !ok && strings.Contains(last, `"code":"`+string(events.CodeModelQuarantined)+`"`) {
+			// It outlives a restart, and only a running stack can restore it.
+			s.log.Warn("the model is quarantined: clients get 503 until it is restored", "fix", "pdgate model status, pdgate model restore")
+			ok = true
+		}
 		if ok {
 			if urls = urls[1:]; len(urls) == 0 {
 				return nil

@@ -242,3 +242,39 @@ func TestPartFailureEndsAll(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, &errOut)
 	}
 }
+
+// A quarantine outlives a restart, and the stack comes up with it: who else could
+// lift it?
+func TestQuarantinedStackStarts(t *testing.T) {
+	dir := t.TempDir()
+	again := false
+	for range 2 {
+		withStack(t, func(s *stack) { s.dir, s.readyTimeout = dir, 2*patience }, func(ctx context.Context, e endpoints, _ string) error {
+			c, done, err := operator(ctx, e)
+			if err != nil {
+				return err
+			}
+			defer done()
+			if !again {
+				again = true
+				a, err := c.Quarantine(ctx, "ref", &events.Quarantine{Reason: "wrong answers"})
+				if err != nil {
+					return err
+				}
+				return a.Err()
+			}
+			v, err := c.Info(ctx)
+			if err != nil {
+				return err
+			}
+			if m := findModel(v.Models, "ref"); m == nil || m.Quarantine == nil || m.Quarantine.Reason != "wrong answers" {
+				t.Errorf("%+v", v.Models)
+			}
+			a, err := c.Restore(ctx, "ref", &events.Restore{Reason: "mended"})
+			if err != nil {
+				return err
+			}
+			return a.Err()
+		})
+	}
+}

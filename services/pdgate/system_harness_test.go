@@ -63,7 +63,7 @@ func newSystem(tenants int) *system {
 	s.stack = stack{
 		listen: "127.0.0.1:0", durability: broker.FsyncAlways, log: slog.New(slog.DiscardHandler),
 		engine:  engine.Config{Name: "ref", Model: "m", ContextTokens: 4096, Threads: 1},
-		prefill: 1, decode: 1, prefillPool: 8192, decodePool: 8192, drain: time.Second,
+		prefill: 1, decode: 1, prefillPool: 8192, decodePool: 8192, drain: time.Second, allowRed: true,
 		tenants: s.tenantsFile,
 	}
 	s.hooks.worker = func(name string, w *gpuworker.Worker, p *kvpool.Pool) {

@@ -25,6 +25,7 @@ func (a *app) upCommand() *cobra.Command {
 		prefillPool, decodePool int
 		s                       stack
 		adm                     adminFlags
+		can                     canaryFlags
 	)
 	c := &cobra.Command{
 		Use:   "up",
@@ -61,6 +62,9 @@ process, with keys and log in the data directory. It prints a curl line that wor
 			s.durability = broker.Durability(durability)
 			s.prefillPool, s.decodePool = prefillPool, decodePool
 			s.tenants, s.drain = demoTenants, 5*time.Second
+			if s.canary, err = a.canarySchedule(&can, a.keyDir("")); err != nil {
+				return &usageError{err, cmd}
+			}
 			return s.run(cmd.Context(), func(ctx context.Context, e endpoints) error {
 				// The gateway's last: who finds it, finds the others too.
 				for _, at := range [][2]string{{natsURLFile, e.nats}, {auditorURLFile, e.audit}, {gatewayURLFile, e.http}} {
@@ -81,6 +85,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f := c.Flags()
 	eng.add(f)
 	adm.add(f)
+	can.addSchedule(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address that the gateway listens on")
 	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
@@ -91,6 +96,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f.IntVar(&prefillPool, "pool-tokens", 131_072, "KV pool of each prefill worker, in tokens")
 	f.IntVar(&decodePool, "decode-pool-tokens", 262_144, "KV pool of each decode worker, in tokens")
 	f.IntVar(&s.concurrency, "concurrency", 0, "requests that a worker works on at once (0: its own default)")
+	f.BoolVar(&s.allowRed, "allow-red", false, "let workers take work although the preflight finds that prefill and decode do not fit each other")
 	f.IntVar(&s.queueLimit, "queue-limit", 1024, "most requests that wait for prefill; above it clients get 503 (0: no limit)")
 	return c
 }
@@ -112,41 +118,66 @@ func checkCounts(prefill, decode, prefillPool, decodePool int) error {
 // defaultData is the data directory where none is named.
 const defaultData = "./pdgate-data"
 
-// demoKeyFile holds the demo tenant's API key, beside the other keys.
-const demoKeyFile = "demo-api-key"
+// apiKeySuffix ends the name of a file that holds a tenant's API key, beside the
+// other keys; the tenant's name begins it.
+const apiKeySuffix = "-api-key"
 
-// demoTenant is who it belongs to.
+// demoTenant is who tries it out.
 const demoTenant = "demo"
 
-// demoTenants loads the tenants file, and creates one with a demo tenant where
-// there is none. The API key itself is written to the key directory; the file holds
-// its digest. The tenant gets a key of its own for what the log digests.
+// demoKeyFile holds the demo tenant's API key.
+const demoKeyFile = demoTenant + apiKeySuffix
+
+// demoTenants loads the tenants file, and creates one where there is none.
 func demoTenants(dir string) (*gateway.Tenants, error) {
 	path := filepath.Join(dir, "tenants.yaml")
 	if _, err := os.Stat(path); os.IsNotExist(err) {
-		key, digest := gateway.GenerateKey()
-		// The key first: a crash between the two leaves a key that opens nothing,
-		// and the next start writes both again.
-		if err := writeFile(filepath.Join(dir, "keys", demoKeyFile), key+"\n"); err != nil {
-			return nil, err
-		}
-		ring, err := keyring.Load(filepath.Join(dir, "keys"))
+		text, err := firstTenants(filepath.Join(dir, "keys"))
 		if err != nil {
 			return nil, err
 		}
-		if _, err := ring.NewTenantKey(demoTenant); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
-		}
-		if err := writeFile(path, firstTenants(digest)); err != nil {
+		if err := writeFile(path, text); err != nil {
 			return nil, err
 		}
 	}
 	return gateway.LoadTenants(path)
 }
 
-// firstTenants is a tenants file with a demo tenant.
-func firstTenants(digest string) string {
-	return "# API keys stand here as their SHA-256, in hex.\ntenants:\n  - name: " + demoTenant + "\n    api_keys:\n      - " + digest + "\n    max_in_flight: 64\n"
+// firstTenants is a tenants file with a demo tenant and the canary's two. The API
+// keys themselves are in the key directory, the file holds their digests. A crash
+// before the file is written leaves keys that open nothing yet; the next start takes
+// the same ones.
+func firstTenants(keys string) (string, error) {
+	text := "# API keys stand here as their SHA-256, in hex.\ntenants:\n"
+	for _, name := range append([]string{demoTenant}, canaryTenants...) {
+		key, err := firstKey(keys, name)
+		if err != nil {
+			return "", err
+		}
+		text += "  - name: " + name + "\n    api_keys:\n      - " + gateway.KeyDigest(key) + "\n    max_in_flight: 64\n"
+	}
+	return text, nil
+}
+
+// firstKey reads a first tenant's API key. Where there is none it mints one, after
+// the key of the tenant's digests: one that was erased is not made again.
+func firstKey(keys, tenant string) (string, error) {
+	path := filepath.Join(keys, tenant+apiKeySuffix)
+	if b, err := os.ReadFile(path); !errors.Is(err, fs.ErrNotExist) {
+		return strings.TrimSpace(string(b)), err
+	}
+	if err := os.MkdirAll(keys, 0o700); err != nil {
+		return "", fmt.Errorf("keys: %w", err)
+	}
+	ring, err := keyring.Load(keys)
+	if err != nil {
+		return "", err
+	}
+	if _, err := ring.NewTenantKey(tenant); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	key, _ := gateway.GenerateKey()
+	return key, writeFile(path, key+"\n")
 }
 
 // dataFlag is the flag by which another command finds the same directory.

@@ -76,6 +76,7 @@ an address that decode workers reach.`,
 	f.StringVar(&role, "role", "", "prefill or decode")
 	f.StringVar(&p.name, "name", "", "name of the worker (default: p1 or d1)")
 	f.IntVar(&p.poolTokens, "pool-tokens", 131_072, "KV pool, in tokens")
+	f.BoolVar(&p.allowRed, "allow-red", false, "take work although the preflight finds that this worker and those of the other role do not fit each other")
 	f.IntVar(&p.concurrency, "concurrency", 0, "requests that are worked on at once (0: the worker's own default)")
 	f.StringVar(&p.listen, "listen-kv", "", "where pulls are served: tcp://HOST:PORT or unix:///PATH (default: a socket in the data directory)")
 	f.StringVar(&p.advertise, "advertise-kv", "", "address that decode workers use (default: the one that is listened on)")

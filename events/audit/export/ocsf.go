@@ -195,6 +195,8 @@ func (o *ocsfFile) add(e *entry) error {
 			kind = "model"
 		case events.TypeTenantErased:
 			kind = "tenant"
+		case events.TypeCanaryRan:
+			kind = "canary_run"
 		default:
 			v.Metadata.Correlation = r.Subject
 		}
@@ -229,6 +231,13 @@ func (v *ocsfEvent) activity(r *row) {
 		v.SeverityID, v.StatusID = severityMedium, statusFailure
 	case events.TypeCancelled:
 		v.StatusID = statusFailure
+	case events.TypeCanaryRan:
+		switch r.Reason { // the verdict
+		case events.CanaryWrong, events.CanaryForeign:
+			v.SeverityID, v.StatusID = severityHigh, statusFailure
+		case events.CanaryInconclusive:
+			v.SeverityID = severityLow
+		}
 	}
 	v.class(id, name, classAPIActivity, "API Activity", categoryApplication, "Application Activity")
 	v.Status = "Success"

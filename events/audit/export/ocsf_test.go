@@ -124,7 +124,8 @@ func TestOCSFLean(t *testing.T) {
 		&events.RequestTransferred{}, &events.RequestDecoded{FinishReason: events.FinishStop},
 		&events.RequestFailed{Error: events.Error{Code: events.CodeInternal}, From: events.Admitted}, &events.RequestCancelled{Reason: events.CodeCancelled, From: events.Admitted},
 		&events.RequestReleased{Role: events.RoleDecode}, &events.CommandDenied{Command: events.CmdAdmit, Code: events.CodeMalformed},
-		&events.WorkerJoined{Role: events.RoleDecode}, &events.WorkerLeft{}, &events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.AuditRead{},
+		&events.WorkerJoined{Role: events.RoleDecode}, &events.WorkerLeft{}, &events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{},
+		&events.CanaryRan{Verdict: events.CanaryClean}, &events.CanaryRan{Verdict: events.CanaryForeign}, &events.AuditRead{},
 	} {
 		raw, err := events.Append(nil, &events.Event{ID: "e", Source: "s", Type: d.EventType(), Subject: "x", Data: d})
 		if err != nil {

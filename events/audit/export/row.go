@@ -154,6 +154,8 @@ func (r *row) data(data events.Data) {
 		r.Model, r.Reason = d.Model, d.Reason
 	case *events.ModelRestored:
 		r.Model, r.Reason = d.Model, d.Reason
+	case *events.CanaryRan:
+		r.Model, r.Reason = d.Model, d.Verdict
 	}
 }
 

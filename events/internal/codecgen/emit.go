@@ -173,6 +173,7 @@ var checks = map[string]string{
 	"personal": "isPersonal(%s)", "keyname": "isHex(%s, 16)",
 	"kvdigest": "isKVDigest(%s)", "key": "isKey(%s)", "hex32": "isHex(%s, 64)", "address": "isAddress(%s)",
 	"trace": "isTrace(%s)", "text": "isText(%s)", "message": "isMessage(%s)", "part": "isPart(%s)", "read": "isRead(%s)", "via": "isVia(%s)",
+	"running": "isRunning(%s)", "verdict": "isVerdict(%s)", "lengths": "isLengths(%s)", "evidence": "isEvidence(%s)",
 	"positive": "%s", "limit": "isLimit(%s)", "status": "isStatus(%s)", "worker": "isWorker(%s)",
 }
 

@@ -22,7 +22,7 @@ type asyncDoc struct {
 }
 
 // readers are the roles whose NATS users may ask queries.
-var readers = []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleAuditor}
+var readers = []events.Role{events.RoleGateway, events.RolePrefill, events.RoleDecode, events.RoleOperator, events.RoleCanary, events.RoleAuditor}
 
 // asyncAPI describes the NATS API from the side of the lifecycle service:
 // receive is what it is sent, send is what it publishes. What gateways and

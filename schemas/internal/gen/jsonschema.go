@@ -32,11 +32,11 @@ var (
 		&events.RequestAdmitted{}, &events.RequestRejected{}, &events.RequestPrefilled{}, &events.TransferGranted{},
 		&events.RequestTransferred{}, &events.RequestDecoded{}, &events.RequestFailed{}, &events.RequestCancelled{},
 		&events.RequestReleased{}, &events.CommandDenied{}, &events.WorkerJoined{}, &events.WorkerLeft{},
-		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.AuditRead{}, &events.LogTrimmed{},
+		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.CanaryRan{}, &events.AuditRead{}, &events.LogTrimmed{},
 	}
 	commandTypes = []events.CommandData{
 		&events.Admit{}, &events.Reject{}, &events.Prefill{}, &events.GrantTransfer{}, &events.Transfer{}, &events.DecodeDone{},
-		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Erase{}, &events.Audit{}, &events.Trim{},
+		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Erase{}, &events.Canary{}, &events.Audit{}, &events.Trim{},
 	}
 	messageTypes = map[string]any{
 		"answer": events.Answer{}, "work": events.Work{}, "heartbeat": events.Heartbeat{}, "grant": events.Grant{},
@@ -52,6 +52,9 @@ var (
 )
 
 const timePattern = `^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$`
+
+// evidence is one item of a canary's: a request id and a receipt.
+const evidence = `[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}@[1-9][0-9]*\.(0|[1-9][0-9]*);[A-Za-z0-9_-]{43}`
 
 // kinds are the schemas of package events' is tags.
 var kinds = map[string]schema{
@@ -72,6 +75,10 @@ var kinds = map[string]schema{
 	"positive": {"minimum": 1},
 	"read":     {"enum": []string{events.ReadExport, events.ReadReceipt, events.ReadEntries}},
 	"via":      {"enum": []string{"http", "nats"}},
+	"running":  {"enum": []string{events.RunningDrain, events.RunningCancel}},
+	"verdict":  {"enum": []string{events.CanaryClean, events.CanaryWrong, events.CanaryForeign, events.CanaryInconclusive}},
+	"lengths":  {"pattern": `^[0-9]{1,12}\+[0-9]{1,12}( [0-9]{1,12}\+[0-9]{1,12}){0,63}$`, "maxLength": 4096},
+	"evidence": {"pattern": "^" + evidence + "( " + evidence + "){0,7}$"},
 	"limit":    {"minimum": 1, "maximum": events.MaxListLimit},
 	"status":   {"anyOf": []schema{{"const": 0}, {"minimum": 400, "maximum": 599}}},
 	"worker":   {"enum": []events.Role{events.RolePrefill, events.RoleDecode}},
@@ -155,6 +162,8 @@ func commandSchema(d docs, data events.CommandData) schema {
 		subject, about = "model", "The model"
 	case events.CmdErase:
 		subject, about = "name", "The tenant"
+	case events.CmdCanary:
+		about = "The run: a UUIDv7 of its own"
 	case events.CmdAudit:
 		about = "The read: a UUIDv7 of its own"
 	case events.CmdTrim:
