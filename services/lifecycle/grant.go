@@ -87,10 +87,10 @@ func (s *Service) sign(x signing) {
 }
 
 // grantFor is the grant that belongs to the answer to a granted command, nil if
-// none does, and the fingerprint of the key that the request is under. It is made from folded state only, so the grant is durable before
-// it leaves the service, and every replica, however often it is asked, signs the
-// same bytes. A grant that a later one replaced is not given out again: the
-// owner would refuse it.
+// none does, and the fingerprint of the key that the request is under. It is made
+// from folded state only, so the grant is durable before it leaves the service, and
+// every replica, however often it is asked, signs the same bytes. A grant that a
+// later one replaced is not given out again: the owner would refuse it.
 func (s *shard) grantFor(a *events.Answer) (*events.Grant, string) {
 	if a.Type != events.TypeTransferGranted || a.Denied != nil {
 		return nil, ""
