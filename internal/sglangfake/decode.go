@@ -110,7 +110,7 @@ func (n *Node) receive(j *job, seats []*seat, timeout <-chan time.Time) (over bo
 		port = *j.boot.Port
 	}
 	for _, s := range seats {
-		t := transfer{Place: place{Room: id, Session: n.side.URL(), Pages: s.pages, Rank: j.rank, Slot: s.slot}}
+		t := transfer{Place: place{Room: id, Session: n.side.URL(), Life: j.life.id, Pages: s.pages, Rank: j.rank, Slot: s.slot}}
 		if err := tell(j.ctx, fmt.Sprintf("http://%s:%d", j.boot.Host, port), "/register", t); j.ctx.Err() != nil {
 			return false, j.ctx.Err() // it may have arrived
 		} else if err != nil {

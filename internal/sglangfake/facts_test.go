@@ -100,8 +100,9 @@ func TestLegs(t *testing.T) {
 					t.Errorf("prefill %s", first.Raw)
 				}
 				for _, n := range []*Node{p, d} {
-					if s := n.Stats(); s.Held != 0 || s.Running != 0 {
-						t.Errorf("%+v", s)
+					idle := func() bool { s := n.Stats(); return s.Held == 0 && s.Running == 0 }
+					if err := enginefake.Until(t.Context(), "the pages", idle); err != nil {
+						t.Errorf("%v: %+v", err, n.Stats())
 					}
 				}
 			})
