@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
@@ -102,6 +103,11 @@ func (n *Node) sideRoutes() http.Handler {
 			f(r.Context(), t)
 		})
 	}
+	mux.HandleFunc("GET /life", func(w http.ResponseWriter, _ *http.Request) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		_, _ = io.WriteString(w, n.id) // a node that has left reads nothing
+	})
 	side("POST /register", n.register)
 	side("POST /drain", n.drained)
 	side("POST /begin", func(_ context.Context, t transfer) { n.turn(t, transferring) })
@@ -190,4 +196,19 @@ func tell(ctx context.Context, base, path string, t transfer) error {
 		return fmt.Errorf("side channel: %s", res.Status)
 	}
 	return nil
+}
+
+// lifeOf asks a prefill node which life it is in; empty: it is gone.
+func lifeOf(ctx context.Context, base string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/life", nil)
+	if err != nil {
+		return ""
+	}
+	res, err := enginefake.Client.Do(req)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	b, _ := io.ReadAll(res.Body) // half of an id is another
+	return string(b)
 }
