@@ -167,12 +167,6 @@ func (n *Node) SetFaults(f Faults) {
 	n.faults = f
 }
 
-func (n *Node) fault() Faults {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.faults
-}
-
 // Requests are the requests that clients sent, in order.
 func (n *Node) Requests() []enginefake.Seen { return n.front.Requests() }
 
