@@ -126,7 +126,7 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// Fill writes text over n.Free blocks and frees them again: other traffic, that
+// Fill writes text over all free blocks and leaves them free: other traffic, that
 // takes blocks whose content somebody still refers to.
 func (n *Node) Fill(text []byte) {
 	n.mu.Lock()
