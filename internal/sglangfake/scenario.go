@@ -26,6 +26,7 @@ type World struct {
 	Prefill, Decode *Node
 
 	naive *enginefake.Server
+	proxy *Naive
 }
 
 // Open starts the nodes of a scenario. The caller sets Front and ends with Close.
@@ -53,8 +54,8 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy := &Naive{Prefill: w.Prefill.URL(), Decode: w.Decode.URL(), Bootstrap: w.Prefill.BootstrapPort()}
-	if w.naive, err = enginefake.Serve(proxy, nil); err != nil {
+	w.proxy = &Naive{Prefill: w.Prefill.URL(), Decode: w.Decode.URL(), Bootstrap: w.Prefill.BootstrapPort()}
+	if w.naive, err = enginefake.Serve(w.proxy, nil); err != nil {
 		w.Close()
 		return nil, err
 	}
@@ -71,6 +72,7 @@ func (w *World) Close() {
 	w.Decode.Close()
 	if w.naive != nil {
 		w.naive.Close()
+		w.proxy.Wait()
 	}
 	w.End()
 }

@@ -20,11 +20,14 @@ func soak(t *testing.T, seed uint64, kinds []enginefake.Fault) map[enginefake.Ou
 	const wait = 500 * time.Millisecond
 	p := start(t, Config{Role: Prefill, ContextTokens: 512, PoolTokens: 8192, BootstrapTimeout: wait, Inject: faults[0]})
 	d := start(t, Config{Role: Decode, ContextTokens: 512, PoolTokens: 8192, WaitTimeout: wait, Heartbeat: wait, Inject: faults[1]})
-	front, err := enginefake.Serve(&Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}, nil)
+	proxy := &Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}
+	front, err := enginefake.Serve(proxy, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer proxy.Wait()
 	defer front.Close()
+	defer p.Close()
 	got := enginefake.Soak(ctx, front.URL(), requests, 12, func(i int) (enginefake.Call, string) {
 		who := fmt.Sprintf("client%d", i)
 		call := completion(who)
@@ -71,11 +74,14 @@ func TestSoak(t *testing.T) {
 
 func TestStorm(t *testing.T) {
 	p, d, _ := pair(t, func(p, d *Config) { p.PoolTokens, d.PoolTokens = 65536, 65536 })
-	front, err := enginefake.Serve(&Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}, nil)
+	proxy := &Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}
+	front, err := enginefake.Serve(proxy, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer proxy.Wait()
 	defer front.Close()
+	defer p.Close()
 	left := 0
 	for i, r := range enginefake.Storm(t.Context(), front.URL(), 7, 200, func(i int) enginefake.Call {
 		call := completion(fmt.Sprintf("client%d", i))
