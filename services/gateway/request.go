@@ -23,6 +23,9 @@ type request struct {
 	hasSeed             bool
 	stream, usage       bool
 	hasStreamOptions    bool
+
+	relay     bool // prompt is the client's body, without what is the gateway's
+	minTokens int
 }
 
 // parseRequest reads a body, which it consumes. An error is a *bodyError.
@@ -67,9 +70,9 @@ func (r *request) check(choices int) error {
 	switch {
 	case r.model == "":
 		return within("model", bad("is required"))
-	case !r.chat && len(r.prompt) == 0:
+	case !r.chat && len(r.prompt) == 0 && !r.relay:
 		return within("prompt", bad("is required, and must not be empty"))
-	case r.chat && len(r.messages) == 0:
+	case r.chat && len(r.messages) == 0 && !r.relay:
 		return within("messages", bad("is required, and must not be empty"))
 	case r.n < 1 || r.n > choices:
 		return within("n", bad("want an integer from 1 to "+strconv.Itoa(choices)))
