@@ -42,7 +42,10 @@ func countTokens(ctx context.Context, n *remote.Node, model string, body []byte)
 	ctx, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
 	// The answer lists the tokens, up to eight bytes for each byte of the prompt.
-	b, err := n.Ask(ctx, "/tokenize", ask.Set("model", remote.Text(model)).Bytes(), 1<<20+8*int64(len(body)))
+	if model != "" {
+		ask = ask.Set("model", remote.Text(model))
+	}
+	b, err := n.Ask(ctx, "/tokenize", ask.Bytes(), 1<<20+8*int64(len(body)))
 	var s *remote.Status
 	switch {
 	case errors.As(err, &s) && (s.Code == 404 || s.Code == 405):
@@ -71,8 +74,8 @@ type Counter struct {
 	log   *slog.Logger
 }
 
-// NewCounter makes a counter. model is the name that the nodes serve; "": each
-// body's own.
+// NewCounter makes a counter. model is the name that the nodes serve; "": the
+// one that they serve first.
 func NewCounter(urls []string, key, model string, log *slog.Logger) (*Counter, error) {
 	c := &Counter{model: model, log: log}
 	for _, u := range urls {

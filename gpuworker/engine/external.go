@@ -163,7 +163,7 @@ func Probe(ctx context.Context, name string, n *remote.Node, o Overrides) (Facts
 	if err != nil {
 		return f, fmt.Errorf("engine %s at %s: %w", name, n.URL(), err)
 	}
-	f.Model = cmp.Or(f.Model, o.Model)
+	f.Model = cmp.Or(o.Model, f.Model)
 	if o.ContextTokens > 0 && (f.ContextTokens == 0 || o.ContextTokens < f.ContextTokens) {
 		f.ContextTokens = o.ContextTokens
 	}
@@ -171,7 +171,7 @@ func Probe(ctx context.Context, name string, n *remote.Node, o Overrides) (Facts
 		f.PoolTokens = o.PoolTokens
 	}
 	unknown := func(what, flag string) error {
-		return fmt.Errorf("engine %s at %s does not say %s: give it with %s", name, n.URL(), what, flag)
+		return fmt.Errorf("%w: engine %s at %s does not say %s: give it with %s", errFacts, name, n.URL(), what, flag)
 	}
 	switch {
 	case f.Model == "":
@@ -189,6 +189,30 @@ func Probe(ctx context.Context, name string, n *remote.Node, o Overrides) (Facts
 		f.MaxInputTokens = longest
 	}
 	return f, nil
+}
+
+// errFacts means that a node answers, and does not say what is needed.
+var errFacts = errors.New("facts are missing")
+
+// Waits says whether a node's error may be gone after a while: one that loads
+// its model does not answer yet.
+func Waits(err error) bool {
+	if s, ok := errors.AsType[*remote.Status](err); ok {
+		return s.Code >= 500
+	}
+	return !errors.Is(err, errFacts)
+}
+
+// ServedModel is the name of the first model that a node lists.
+func ServedModel(ctx context.Context, n *remote.Node) (string, error) {
+	name, _, err := modelsOf(ctx, n)
+	if err == nil && name == "" {
+		err = fmt.Errorf("%w: /v1/models lists none", errFacts)
+	}
+	if err != nil {
+		return "", fmt.Errorf("engine at %s: %w", n.URL(), err)
+	}
+	return name, nil
 }
 
 // modelsOf reads /v1/models: the name and the context window of the first model.

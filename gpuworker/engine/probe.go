@@ -19,7 +19,7 @@ func getJSON(ctx context.Context, n *remote.Node, path string, v any) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	if json.Unmarshal(b, v) != nil {
-		return fmt.Errorf("%s: the answer is not JSON of the expected form", path)
+		return fmt.Errorf("%w: %s does not answer with JSON of the expected form", errFacts, path)
 	}
 	return nil
 }
