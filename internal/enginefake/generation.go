@@ -42,6 +42,9 @@ func NewGeneration(kv []byte, max int, r *Request, first ...byte) *Generation {
 	return g
 }
 
+// Mute takes the text away and leaves the tokens.
+func (g *Generation) Mute() { g.keep = 0 }
+
 // Tokens is how many were generated.
 func (g *Generation) Tokens() int { return len(g.out) }
 

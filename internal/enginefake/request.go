@@ -85,7 +85,7 @@ func ParseRequest(body []byte, chat bool, template int) (*Request, error) {
 		return nil, fmt.Errorf("n must be at least 1, got %d", r.N)
 	}
 	var err error
-	if r.Stop, err = oneOrMany(b.Stop); err != nil {
+	if r.Stop, err = Strings(b.Stop); err != nil {
 		return nil, fmt.Errorf("stop: %w", err)
 	}
 	switch l := strings.TrimSpace(string(b.Logprobs)); {
@@ -167,7 +167,8 @@ func Prompt(raw json.RawMessage) ([]byte, error) {
 	return b, nil
 }
 
-func oneOrMany(raw json.RawMessage) ([]string, error) {
+// Strings reads a string or a list of strings.
+func Strings(raw json.RawMessage) ([]string, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil
 	}

@@ -31,6 +31,7 @@ type Node struct {
 	counts  Stats            // the counters of it; under mu
 	running int              // under mu
 	queued  int              // under mu
+	logMu   sync.Mutex       // one line at a time
 }
 
 // Stats is what a node has and did since its last start.
@@ -196,6 +197,8 @@ func (n *Node) count(f func(*Stats)) {
 }
 
 func (n *Node) logf(format string, args ...any) {
+	n.logMu.Lock()
+	defer n.logMu.Unlock()
 	fmt.Fprintf(n.cfg.Log, format+"\n", args...)
 }
 

@@ -1,0 +1,153 @@
+package sglangfake
+
+import (
+	"errors"
+	"io"
+	"time"
+
+	"github.com/pdgate/pdgate/internal/enginefake"
+)
+
+// Role is disaggregation_mode.
+type Role string
+
+// The roles.
+const (
+	Prefill Role = "prefill"
+	Decode  Role = "decode"
+	Unified Role = "null"
+)
+
+// Incident is how a node treats a prompt that it rejects (sglang#30233).
+type Incident string
+
+// The ways. With the bug, the prompt is replaced by one placeholder token, and
+// that goes through prefill and transfer as if nothing had happened.
+const (
+	NoIncident Incident = ""
+	Reported   Incident = "reported" // prefill's own answer is the 400 all the same
+	Silent     Incident = "silent"   // prefill answers 200 with one prompt token
+)
+
+// Config describes a node.
+type Config struct {
+	Role  Role   // empty: Unified
+	Model string // empty: "fake"
+
+	Version       string // empty: "0.5.20"
+	ContextTokens int    // 0: 4096
+	PoolTokens    int    // max_total_num_tokens of a DP rank; 0: four contexts
+	RankTokens    []int  // the pools of the DP ranks; empty: one of PoolTokens
+	PageSize      int    // 0: 16
+	KVDtype       string // empty: "auto"
+	TP            int    // 0: 1
+	Template      int    // tokens that the chat template adds
+	AutoTruncate  bool   // allow_auto_truncate
+
+	Incident         Incident
+	KeepLoneToken    bool          // with max_tokens 1 decode has the token too (sglang#34216)
+	PrefixCache      bool          // report prompts whose beginning was here before
+	MaxQueued        int           // requests that may wait; 0: no limit
+	MetadataSlots    int           // 0: 64
+	BootstrapTimeout time.Duration // prefill's wait for decode's pages; 0: 300 s
+	WaitTimeout      time.Duration // decode's wait for prefill; 0: 300 s
+	DrainTimeout     time.Duration // see Faults.DrainAckLost; 0: 30 s
+	NoTokenize       bool          // a build without /tokenize
+	TokenizeChat     bool          // a build whose /tokenize takes messages too
+	NoMetrics        bool          // started without --enable-metrics
+	RequestLog       bool          // --log-requests --log-requests-format json
+	TimeStats        bool          // --enable-request-time-stats-logging
+
+	PrefillRate float64 // tokens a second; 0: at once
+	DecodeRate  float64 // tokens a second; 0: at once
+
+	APIKey string               // empty: none is asked for
+	Clock  enginefake.Clock     // nil: the machine's
+	Log    io.Writer            // log lines; nil: none
+	Faults Faults               // see [Node.SetFaults]
+	Inject *enginefake.Injector // random faults; nil: none
+}
+
+// Faults are published faults. The zero value has none.
+type Faults struct {
+	// Refuse answers every generation with this status before anything is done.
+	Refuse int
+	// AbortAsLength reports an abort as finish reason length (sglang#33507).
+	AbortAsLength bool
+	// FreeWhileWriting frees decode's pages at an abort although prefill may write
+	// (sglang#24527).
+	FreeWhileWriting bool
+	// DrainAckLost loses prefill's word that it writes no more; after DrainTimeout
+	// decode's pages are freed without it (sglang#38961).
+	DrainAckLost bool
+	// ReuseMetadataSlot gives each request the same slot for its first token, and
+	// does not look whose it is (sglang#17259).
+	ReuseMetadataSlot bool
+	// StuckTransfer begins each transfer and never ends it (sglang#31800).
+	StuckTransfer bool
+	// FailTransfer fails each transfer on both sides.
+	FailTransfer bool
+	// CorruptTransfer changes bytes on their way (sglang#23020).
+	CorruptTransfer bool
+	// OverCommit reserves decode's pages for the prompt alone, and freezes the node
+	// when there is none for a token (sglang#30033).
+	OverCommit bool
+	// SharedPrefix forgets whose prefix a cached one was (sglang#37160).
+	SharedPrefix bool
+}
+
+func (c Config) filled() (Config, error) {
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	span := func(p *time.Duration, v time.Duration) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	word := func(p *string, v string) {
+		if *p == "" {
+			*p = v
+		}
+	}
+	if c.Role == "" {
+		c.Role = Unified
+	}
+	word(&c.Model, "fake")
+	word(&c.Version, "0.5.20")
+	word(&c.KVDtype, "auto")
+	def(&c.ContextTokens, 4096)
+	def(&c.PoolTokens, 4*c.ContextTokens)
+	def(&c.PageSize, 16)
+	def(&c.TP, 1)
+	def(&c.MetadataSlots, 64)
+	span(&c.BootstrapTimeout, 300*time.Second)
+	span(&c.WaitTimeout, 300*time.Second)
+	span(&c.DrainTimeout, 30*time.Second)
+	if len(c.RankTokens) == 0 {
+		c.RankTokens = []int{c.PoolTokens}
+	}
+	if c.Clock == nil {
+		c.Clock = enginefake.System{}
+	}
+	if c.Log == nil {
+		c.Log = io.Discard
+	}
+	if c.ContextTokens < 1 || c.PageSize < 1 || c.Template < 0 || c.MetadataSlots < 1 {
+		return c, errors.New("sglangfake: sizes must be above 0")
+	}
+	for _, n := range c.RankTokens {
+		if n < c.PageSize {
+			return c, errors.New("sglangfake: a pool is smaller than a page")
+		}
+	}
+	return c, nil
+}
+
+// maxReqLen and maxInput are the engine's length rule for one rank. A prompt of
+// maxInput tokens or more is rejected.
+func (c *Config) maxReqLen(rank int) int { return min(c.ContextTokens-1, c.RankTokens[rank]-1) }
+
+func (c *Config) maxInput(rank int) int { return c.maxReqLen(rank) - 5 }
