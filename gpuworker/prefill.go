@@ -46,9 +46,11 @@ func (w *Worker) prefill(ctx, taking context.Context, j *job, pass func()) outco
 	}
 
 	pre, digest, err := w.compute(ctx, j, alloc, prompt, sampling)
-	w.mu.Lock()
-	j.until = pre.Until
-	w.mu.Unlock()
+	if pre.Hold > 0 {
+		w.mu.Lock()
+		j.until = w.cfg.Clock().Add(pre.Hold)
+		w.mu.Unlock()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return w.halted(ctx, err)

@@ -46,9 +46,15 @@ func (w *Worker) withdraw(j *job) {
 		w.server.Drain(j.work.RequestID)
 	default:
 		w.server.Revoke(j.work.RequestID)
+		w.forget(j.work.RequestID)
 	}
+}
+
+// forget ends what the engine keeps for a request that decode has not taken
+// over.
+func (w *Worker) forget(requestID string) {
 	if f, ok := w.cfg.Engine.(engine.Forgetful); ok {
-		f.Forget(j.work.RequestID)
+		f.Forget(requestID)
 	}
 }
 
@@ -96,8 +102,8 @@ func (w *Worker) release(ctx context.Context, j *job) {
 		}
 		<-w.server.Revoke(id)
 	}
-	if f, ok := w.cfg.Engine.(engine.Forgetful); ok {
-		f.Forget(id)
+	if !arrived {
+		w.forget(id)
 	}
 	if alloc != nil {
 		var report func(bool)

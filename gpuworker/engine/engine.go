@@ -88,9 +88,9 @@ type Prefilled struct {
 	Refused      *events.Error // not nil: the engine refused the prompt
 	Reference    []byte        // opaque, for engines that keep KV themselves; nil otherwise
 
-	// Of external engines; they count where Prefill returned an error, too.
-	Lease time.Time // decode must have begun by then; zero: the worker's own lease
-	Until time.Time // the engine may hold memory for it until then; zero: it holds none
+	// Of external engines.
+	Lease time.Time     // decode must have begun by then; zero: the worker's own lease
+	Hold  time.Duration // the engine may hold memory for it so long from now, also where Prefill returned an error; 0: it holds none
 }
 
 // DecodeJob continues from KV that was written elsewhere.

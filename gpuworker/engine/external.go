@@ -17,6 +17,7 @@ import (
 const (
 	DefaultEngineLease  = 30 * time.Second
 	DefaultEngineMargin = 5 * time.Second
+	DefaultEngineDrain  = 10 * time.Second // of the commands; the zero value of a Remote is none
 )
 
 // ErrRestarted means that the server behind an engine is another one than
@@ -61,7 +62,8 @@ type Remote struct {
 
 	Lease  time.Duration // how long a prefill node keeps what nobody fetched; 0: 30 s
 	Margin time.Duration // before the end of which decode must have begun; 0: 5 s
-	Policy Policy        // ""; Strict
+	Drain  time.Duration // sglang: how long the legs of a request whose client left may go on; 0: they end at once
+	Policy Policy        // "": Strict
 
 	Pairing *Pairing // sglang: what its prefill and decode workers share
 
@@ -83,8 +85,8 @@ type RemoteGuards struct {
 
 func (r *Remote) complete(name string) error {
 	switch {
-	case r.Lease < 0 || r.Margin < 0:
-		return fmt.Errorf("engine %s: a lease is negative", name)
+	case r.Lease < 0 || r.Margin < 0 || r.Drain < 0:
+		return fmt.Errorf("engine %s: a time is negative", name)
 	case r.Policy != "" && r.Policy != Strict && r.Policy != Observe:
 		return fmt.Errorf("engine %s: policy %q is none of strict, observe", name, r.Policy)
 	}
@@ -116,6 +118,9 @@ type Facts struct {
 	BootstrapPort  int    // sglang
 	Host           string // sglang: what the decode side dials; "": the URL's
 }
+
+// limit is the most tokens that one request may have at the node.
+func (f *Facts) limit() int { return min(f.ContextTokens, f.PoolTokens) }
 
 // accountPage is the least page of an account: an engine's own may hold one
 // token, and a page table of millions of rows would count nothing better.

@@ -76,16 +76,18 @@ const maxHeld = 16 << 20
 type output struct {
 	job      DecodeJob
 	emit     Emit
-	noCount  bool                               // do not compare prompt_tokens
-	wait     bool                               // nothing is shown before prompt_tokens is known
-	prove    func(context.Context) error        // called once, before anything is shown; nil: nothing
-	replace  func(p *events.Piece, before bool) // looks at the last piece, and hears whether one before showed something; nil: nothing
+	noCount  bool                        // do not compare prompt_tokens
+	wait     bool                        // nothing is shown before prompt_tokens is known
+	prove    func(context.Context) error // called once, before anything is shown; nil: nothing
+	limit    int                         // of prompt and completion at the node
+	complete func(p *events.Piece) bool  // fills in an output that is empty; nil: nothing
 	done     Decoded
 	counted  bool // the engine has said what it counted
 	proven   bool
 	shown    int // tokens
 	held     []byte
 	contents bool // some piece showed something
+	filled   bool // by complete
 }
 
 var errCount = errors.New("decode counts another number of prompt tokens")
@@ -144,8 +146,8 @@ func (o *output) take(ctx context.Context, data []byte, whole bool) error {
 			return remote.Inband(0, "", nil, events.CodeDecodeFailed)
 		}
 		o.done.FinishReason = end
-		if o.replace != nil {
-			o.replace(p, o.contents)
+		if o.complete != nil && !o.contents && !shows(p) && (o.job.Sampling.MaxTokens == 1 || end == events.FinishStop) {
+			o.filled = o.complete(p)
 		}
 	}
 	if whole && p.FinishReason == nil {
@@ -196,6 +198,10 @@ func (o *output) show(ctx context.Context) error {
 	return err
 }
 
+// edge is how close to a node's limit an output may end for length before its
+// max_tokens: engines keep a few tokens back.
+const edge = 16
+
 // end judges a stream that says it is complete.
 func (o *output) end(ctx context.Context) error {
 	switch {
@@ -203,6 +209,14 @@ func (o *output) end(ctx context.Context) error {
 		return fmt.Errorf("%w: it ends without a finish reason", errAnswer)
 	case !o.counted:
 		return fmt.Errorf("%w: it ends without usage", errAnswer)
+	}
+	if o.filled {
+		o.done.CompletionTokens = max(1, o.done.CompletionTokens)
+	}
+	if n := o.done.CompletionTokens; o.done.FinishReason == events.FinishLength && n < o.job.Sampling.MaxTokens && o.done.PromptTokens+n+edge < o.limit {
+		// An engine's abort has gone by this name.
+		return fmt.Errorf("decode: %w", events.NewError(events.CodeDecodeFailed,
+			"the engine ended for length after "+strconv.Itoa(n)+" of "+strconv.Itoa(o.job.Sampling.MaxTokens)+" tokens"))
 	}
 	if err := o.show(ctx); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -30,6 +31,9 @@ type sglang struct {
 	cfg  Remote
 	node *remote.Node
 	life *life
+
+	stop chan struct{}  // closed when the worker has ended
+	legs sync.WaitGroup // prefill legs, and what waits for their end
 }
 
 func newSGLang(cfg Config) (*sglang, error) {
@@ -44,7 +48,7 @@ func newSGLang(cfg Config) (*sglang, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &sglang{info: r.Facts.info("sglang", cfg), cfg: r, node: n, life: newLife(n, r.Logger)}
+	e := &sglang{info: r.Facts.info("sglang", cfg), cfg: r, node: n, life: newLife(n, r.Logger), stop: make(chan struct{})}
 	if r.Role == events.RoleDecode {
 		r.Pairing.join(r.Name, &place{name: r.Name, engine: e, capacity: r.Facts.PoolTokens})
 	}
@@ -63,6 +67,8 @@ func (e *sglang) Count(ctx context.Context, prompt []byte) (int, error) {
 func (e *sglang) Watch(ctx context.Context) error {
 	defer e.node.Close()
 	err := e.life.watch(ctx)
+	close(e.stop)
+	e.legs.Wait()
 	if e.cfg.Role == events.RoleDecode {
 		e.cfg.Pairing.leave(e.cfg.Name, e)
 	}
@@ -112,7 +118,9 @@ type reference struct {
 }
 
 // Prefill implements [Engine]: it calls both legs, and is done when prefill has
-// proven itself. Where either fails, the other is ended at once.
+// proven itself. Where either fails, the other is ended at once. Where the client
+// leaves, both go on for a while: pages that decode gives back while prefill
+// still writes there are the next request's.
 func (e *sglang) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error) {
 	if err := validRoute(job.Sampling.Route); err != nil {
 		return Prefilled{}, err
@@ -127,42 +135,90 @@ func (e *sglang) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error)
 	}
 	id := make([]byte, 16)
 	rand.Read(id)
-	ref := reference{Room: drawRoom(), Pairing: hex.EncodeToString(id)}
-	legs, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	// Decode's leg goes on when this call is done: the decode worker ends it, or
-	// whoever forgets the request.
-	h := newHeld(context.WithoutCancel(ctx), job, to, func(err error) { cancel(err) })
-	defer context.AfterFunc(legs, h.closeUnlessProven)()
-	h.start(remote.Post{
-		Path: job.Sampling.Route, RequestID: job.RequestID,
-		Body: to.engine.bootstrapped(body, &job.Sampling, e, ref.Room),
+	a := &attempt{engine: e, job: job, ref: reference{Room: drawRoom(), Pairing: hex.EncodeToString(id)}, done: make(chan struct{})}
+	var legs context.Context
+	legs, a.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	a.held = newHeld(legs, job, to, a.cancel)
+	a.held.start(remote.Post{Path: job.Sampling.Route, RequestID: job.RequestID, Body: to.engine.bootstrapped(body, &job.Sampling, e, a.ref.Room)})
+	e.legs.Go(func() { // ends with the leg, which drain bounds
+		defer close(a.done)
+		a.run(legs, remote.Post{
+			Path: job.Sampling.Route, RequestID: job.RequestID,
+			Body: e.bootstrap(prefillBody(body, e.cfg.Facts.Model, &job.Sampling), a.ref.Room).Bytes(),
+		})
 	})
-	out, first, err := e.prefillLeg(legs, job, remote.Post{
-		Path: job.Sampling.Route, RequestID: job.RequestID,
-		Body: e.bootstrap(prefillBody(body, e.cfg.Facts.Model, &job.Sampling), ref.Room).Bytes(),
-	})
-	if cause := context.Cause(legs); ctx.Err() == nil && cause != nil && err != nil {
-		err = cause // decode's failure ended the leg
+	select {
+	case <-a.done:
+		return a.result()
+	case <-ctx.Done():
+		e.legs.Go(a.drain)
+		return Prefilled{}, fmt.Errorf("prefill: %w", ctx.Err())
+	}
+}
+
+// attempt is one call of both legs.
+type attempt struct {
+	engine *sglang
+	job    PrefillJob
+	ref    reference
+	held   *held
+	cancel context.CancelCauseFunc // of both legs
+	done   chan struct{}           // closed when prefill's leg has ended
+
+	// Good once done is closed.
+	out   Prefilled
+	first events.Piece
+	err   error
+}
+
+// run is prefill's leg.
+func (a *attempt) run(legs context.Context, p remote.Post) {
+	a.out, a.first, a.err = a.engine.prefillLeg(legs, a.job, p)
+	if cause := context.Cause(legs); a.err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		a.err = cause // decode's failure ended the leg
+	}
+}
+
+// result judges a leg that came to its end, and keeps decode's answer for its
+// claim.
+func (a *attempt) result() (Prefilled, error) {
+	e, out, err := a.engine, a.out, a.err
+	if err == nil && out.Refused == nil {
+		err = a.held.prove(a.first)
+	}
+	if no, ok := errors.AsType[*events.Error](err); ok && refusal(no) {
+		out.Refused, err = no, nil // decode's no, which came first
 	}
 	if err == nil && out.Refused == nil {
-		err = h.prove(first)
-	}
-	if e, ok := errors.AsType[*events.Error](err); ok && refusal(e) && ctx.Err() == nil {
-		out.Refused, err = e, nil // decode's no, which came first
+		out.Reference, err = json.Marshal(a.ref)
 	}
 	if err != nil || out.Refused != nil {
-		h.close()
+		a.close()
 		return out, err
 	}
-	out.Reference, err = json.Marshal(ref)
-	if err != nil {
-		h.close()
-		return out, fmt.Errorf("prefill: encode reference: %w", err)
-	}
 	out.Lease = e.cfg.Clock().Add(e.cfg.Lease - e.cfg.Margin)
-	e.cfg.Pairing.hold(job.RequestID, ref, h, e.cfg.Lease)
+	e.cfg.Pairing.hold(a.job.RequestID, a.ref, a.held, e.cfg.Lease)
 	return out, nil
+}
+
+// drain lets both legs of a request that nobody waits for go on until prefill
+// has ended, for a while, and then ends them. What they reserved at decode stays
+// reserved.
+func (a *attempt) drain() {
+	t := time.NewTimer(a.engine.cfg.Drain)
+	defer t.Stop()
+	select {
+	case <-a.done:
+	case <-t.C:
+	case <-a.engine.stop:
+	}
+	a.close()
+	<-a.done
+}
+
+func (a *attempt) close() {
+	a.cancel(nil)
+	a.held.close()
 }
 
 // bootstrapped is decode's body: its own model name, and the prefill node's
@@ -175,7 +231,7 @@ func (e *sglang) bootstrapped(body remote.Object, s *Sampling, prefill *sglang, 
 // been pushed. first is what it computed, for a decode that has nothing to add.
 func (e *sglang) prefillLeg(ctx context.Context, job PrefillJob, p remote.Post) (out Prefilled, first events.Piece, err error) {
 	if e.cfg.Guards.NoHold {
-		go e.unwatched(context.WithoutCancel(ctx), p)
+		e.legs.Go(func() { e.unwatched(context.WithoutCancel(ctx), p) })
 		return Prefilled{PromptTokens: job.PromptTokens}, first, nil
 	}
 	resp, err := e.node.Send(ctx, p)
@@ -213,6 +269,13 @@ func (e *sglang) prefillLeg(ctx context.Context, job PrefillJob, p remote.Post) 
 func (e *sglang) unwatched(ctx context.Context, p remote.Post) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.Lease)
 	defer cancel()
+	e.legs.Go(func() {
+		select {
+		case <-e.stop:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	if resp, err := e.node.Send(ctx, p); err == nil {
 		_, _ = remote.ReadAll(resp.Body)
 		_ = resp.Body.Close()
@@ -246,9 +309,9 @@ func (e *sglang) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded,
 	defer context.AfterFunc(ctx, h.close)()
 	job.Prompt = h.prompt
 	out := &output{
-		job: job, emit: emit, noCount: e.cfg.Guards.NoCount, wait: !e.cfg.Guards.NoHold,
+		job: job, emit: emit, limit: e.cfg.Facts.limit(), noCount: e.cfg.Guards.NoCount, wait: !e.cfg.Guards.NoHold,
 		// Where decode ends at once its text is empty: the one token is prefill's.
-		replace: h.complete,
+		complete: h.complete,
 	}
 	done, err := h.follow(ctx, out)
 	if err != nil {

@@ -154,17 +154,6 @@ func (h *held) prove(first events.Piece) error {
 	return nil
 }
 
-// closeUnlessProven ends the leg with the prefill leg, where that was for
-// nothing.
-func (h *held) closeUnlessProven() {
-	h.mu.Lock()
-	proven := h.proven
-	h.mu.Unlock()
-	if !proven {
-		h.close()
-	}
-}
-
 // close ends the leg and gives back what it reserved. Repeating it does nothing.
 func (h *held) close() {
 	h.once.Do(func() {
@@ -224,26 +213,24 @@ func (h *held) follow(ctx context.Context, out *output) (Decoded, error) {
 
 // complete fills in prefill's token where decode's whole output is empty, which
 // is how a decode that has nothing left to do answers.
-func (h *held) complete(p *events.Piece, before bool) {
-	if before {
-		return
-	}
+func (h *held) complete(p *events.Piece) bool {
 	h.mu.Lock()
 	first := h.first
 	h.mu.Unlock()
 	switch {
-	case p.Text != nil && first.Text != nil && emptyText(p.Text):
+	case p.Text != nil && first.Text != nil && !emptyText(first.Text):
 		p.Text = first.Text
-	case p.Message != nil && first.Message != nil && emptyContent(p.Message):
+	case p.Message != nil && first.Message != nil && !emptyContent(first.Message):
 		p.Message = first.Message
-	case p.Delta != nil && first.Message != nil && emptyContent(p.Delta):
+	case p.Delta != nil && first.Message != nil && !emptyContent(first.Message):
 		p.Delta = first.Message // a message's members are those of a delta
 	default:
-		return
+		return false
 	}
 	if first.Logprobs != nil {
 		p.Logprobs = first.Logprobs
 	}
+	return true
 }
 
 func emptyText(raw json.RawMessage) bool { return string(raw) == `""` || string(raw) == "null" }

@@ -90,7 +90,7 @@ func (e *vllm) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error) {
 		return Prefilled{}, fmt.Errorf("prefill: %w", no)
 	}
 	// From here on the node may hold blocks, whatever else the answer says.
-	out := Prefilled{Until: e.cfg.Clock().Add(e.cfg.Lease)}
+	out := Prefilled{Hold: e.cfg.Lease}
 	b, err := remote.ReadAll(resp.Body)
 	if err != nil {
 		return out, e.unreachable(ctx, "prefill", err, events.CodePrefillFailed)
@@ -168,7 +168,7 @@ func (e *vllm) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded, e
 	if resp.StatusCode != http.StatusOK {
 		return Decoded{}, fmt.Errorf("decode: %w", refused(resp, job.Prompt, events.CodeDecodeFailed))
 	}
-	out := &output{job: job, emit: emit, noCount: e.cfg.Guards.NoCount, prove: func(ctx context.Context) error { return e.unharmed(ctx, before) }}
+	out := &output{job: job, emit: emit, limit: e.cfg.Facts.limit(), noCount: e.cfg.Guards.NoCount, prove: func(ctx context.Context) error { return e.unharmed(ctx, before) }}
 	done, err := out.read(ctx, resp)
 	if err != nil {
 		return done, e.broken(ctx, err)

@@ -34,6 +34,7 @@ type external struct {
 	served  string // name under which the nodes serve the model; empty: what they say
 	lease   time.Duration
 	margin  time.Duration
+	drain   time.Duration
 	policy  string
 	pair    engine.PairsConfig
 
@@ -58,6 +59,7 @@ func (x *external) addWorker(f *pflag.FlagSet) {
 	x.add(f)
 	f.DurationVar(&x.lease, "engine-lease", engine.DefaultEngineLease, "vllm: kv_lease_duration of the prefill nodes, counted from the start of prefill")
 	f.DurationVar(&x.margin, "engine-lease-margin", engine.DefaultEngineMargin, "how long before the lease's end decode must have begun")
+	f.DurationVar(&x.drain, "engine-drain", engine.DefaultEngineDrain, "sglang: how long the legs of a request whose client left may go on, so that no transfer is cut (0: they end at once)")
 	f.StringVar(&x.policy, "engine-counters", string(engine.Strict), "vllm: strict fails every request whose transfer was open at a decode node when its counter of failed transfers rose; observe logs it")
 	f.IntVar(&x.pair.Failures, "pair-failures", engine.DefaultPairFailures, "failures that quarantine a pair of prefill and decode workers")
 	f.DurationVar(&x.pair.Window, "pair-window", engine.DefaultPairWindow, "time within which they count")
@@ -83,6 +85,8 @@ func (x *external) open(name string, context int, log *slog.Logger) error {
 	switch {
 	case len(x.prefill)+len(x.decode) == 0:
 		return fmt.Errorf("engine %s: name its nodes with --prefill and --decode", name)
+	case x.drain < 0:
+		return fmt.Errorf("engine-drain %v: want 0s or more", x.drain)
 	case x.lease < 0 || x.margin < 0 || x.lease > 0 && x.lease <= x.margin:
 		return fmt.Errorf("engine-lease %v: want more than --engine-lease-margin %v", x.lease, x.margin)
 	case x.lease > mostLease:
@@ -203,7 +207,7 @@ func (n *node) config(ctx context.Context, model string, poolTokens int, log *sl
 		return engine.Config{}, 0, err
 	}
 	return engine.Config{Name: n.engine, Model: model, Remote: &engine.Remote{
-		Name: n.name, Role: n.role, URL: n.url, Key: n.key, Facts: f, Lease: n.lease, Margin: n.margin,
+		Name: n.name, Role: n.role, URL: n.url, Key: n.key, Facts: f, Lease: n.lease, Margin: n.margin, Drain: n.drain,
 		Policy: engine.Policy(n.policy), Pairing: n.pairing, Clock: n.clock, Logger: log, Guards: n.guards,
 	}}, f.PoolTokens, nil
 }

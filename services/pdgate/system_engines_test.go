@@ -13,6 +13,7 @@ import (
 
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/internal/enginefake"
+	"github.com/pdgate/pdgate/internal/sglangfake"
 	"github.com/pdgate/pdgate/internal/vllmfake"
 )
 
@@ -90,5 +91,57 @@ func TestVLLMAnswers(t *testing.T) {
 	})
 	for id := range log.byRequest {
 		t.Log(log.story(id))
+	}
+}
+
+// guardSGLang is guardVLLM for the other engine.
+func guardSGLang(t *testing.T, sc *sglangfake.Scenario, change func(*system), judge func(*sglangfake.World) error) *record {
+	t.Helper()
+	w, err := sc.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	s := newEngines("sglang", []string{w.Prefill.URL()}, []string{w.Decode.URL()})
+	s.nodes.drain = 20 * time.Second
+	if change != nil {
+		change(s)
+	}
+	return s.run(t, func(ctx context.Context) error {
+		door := s.door()
+		defer door.Close()
+		w.Front, w.Guarded = door.URL, true
+		if err := sc.Steps(ctx, w); err != nil {
+			return fmt.Errorf("steps: %w", err)
+		}
+		return judge(w)
+	})
+}
+
+// claimant is an engine that promises more than its node holds, and keeps what
+// else the engine is.
+type claimant struct {
+	engine.Engine
+	engine.Watched
+	engine.Placed
+	engine.Forgetful
+	claim int
+}
+
+// Info claims a longer input than the node takes.
+func (h claimant) Info() engine.Info {
+	i := h.Engine.Info()
+	i.MaxInputTokens = h.claim
+	return i
+}
+
+// claimsInput registers prefill workers of sglang with a longer input than
+// their node takes.
+func claimsInput(most int) func(string, engine.Engine) engine.Engine {
+	return func(worker string, e engine.Engine) engine.Engine {
+		if worker[0] != 'p' {
+			return e
+		}
+		return claimant{e, e.(engine.Watched), e.(engine.Placed), e.(engine.Forgetful), most}
 	}
 }
