@@ -53,6 +53,13 @@ func (c *Manual) After(d time.Duration) <-chan time.Time {
 	return ch
 }
 
+// Pending is how many timers have not fired.
+func (c *Manual) Pending() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.timers)
+}
+
 // Advance moves the clock and fires what has come due.
 func (c *Manual) Advance(d time.Duration) {
 	c.mu.Lock()

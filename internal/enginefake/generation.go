@@ -23,6 +23,7 @@ type Generation struct {
 	out    []byte // all tokens, those of a stop sequence too
 	sent   int    // bytes of out that Step has given out
 	keep   int    // bytes of out that belong to the text, once it is over
+	primed bool   // the first token came from elsewhere, and Step has not shown it
 	ended  bool   // the last event of a stream is out
 	called bool   // a stream has named the tool
 	Finish string // empty while it goes on
@@ -38,6 +39,7 @@ func NewGeneration(kv []byte, max int, r *Request, first ...byte) *Generation {
 	}
 	for _, b := range first {
 		g.push(b)
+		g.primed = true
 	}
 	return g
 }
@@ -68,9 +70,10 @@ func (g *Generation) push(b byte) {
 // Step generates one token, unless it is over, and returns the text that is
 // certain by then: no half of a character, nothing that may be a stop sequence.
 func (g *Generation) Step() string {
-	if g.Finish == "" {
+	if g.Finish == "" && !g.primed {
 		g.push(Next(g.kv, g.out))
 	}
+	g.primed = false
 	end := g.keep
 	if g.Finish == "" {
 		for _, s := range g.stops {

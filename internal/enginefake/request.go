@@ -109,7 +109,8 @@ func ParseRequest(body []byte, chat bool, template int) (*Request, error) {
 }
 
 // renderChat is the fakes' chat template: tokens that stand for a beginning and
-// a system part, a line for each message, and the assistant's turn.
+// a system part, a line for each message, and the assistant's turn. The answer
+// quotes the last message, for that is what followed "says:" the last time.
 func renderChat(messages []message, template int) ([]byte, error) {
 	if len(messages) == 0 {
 		return nil, errors.New("messages: none")
@@ -120,9 +121,9 @@ func renderChat(messages []message, template int) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("messages[%d].content: %w", i, err)
 		}
-		b = fmt.Appendf(b, "%s: %s\n", m.Role, text)
+		b = fmt.Appendf(b, "%s says: %s\n", m.Role, text)
 	}
-	return append(b, "assistant:"...), nil
+	return append(b, "assistant says:"...), nil
 }
 
 // contentText is a message's text: a string, or a list of text parts.

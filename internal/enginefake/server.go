@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"sync"
@@ -39,18 +40,38 @@ type Server struct {
 
 // Serve starts a server. A nil injector injects nothing.
 func Serve(h http.Handler, inject *Injector) (*Server, error) {
-	s := &Server{handler: h, addr: "127.0.0.1:0", inject: inject}
+	s := &Server{handler: h, inject: inject}
 	return s, s.Start()
+}
+
+// listen takes the port that the server had, or a free one. It is one that the
+// system does not give to clients, so that it is still there after a crash.
+func (s *Server) listen() (net.Listener, error) {
+	var l net.Listener
+	var err error
+	for range 100 {
+		addr := s.addr
+		if addr == "" {
+			addr = fmt.Sprintf("127.0.0.1:%d", 10_240+rand.IntN(20_000))
+		}
+		if l, err = net.Listen("tcp", addr); err == nil {
+			return l, nil
+		}
+		if s.addr != "" {
+			<-time.After(10 * time.Millisecond) // somebody else's for a moment
+		}
+	}
+	return nil, fmt.Errorf("engine fake: %w", err)
 }
 
 // Start listens, on the same port as before.
 func (s *Server) Start() error {
-	l, err := net.Listen("tcp", s.addr)
-	if err != nil {
-		return fmt.Errorf("engine fake: %w", err)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	l, err := s.listen()
+	if err != nil {
+		return err
+	}
 	life, down := context.WithCancel(context.Background())
 	s.addr, s.down, s.conns = l.Addr().String(), down, map[net.Conn]struct{}{}
 	s.http = &http.Server{
@@ -146,7 +167,15 @@ func (s *Server) Forget() {
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	s.work.Add(1)
+	s.mu.Lock()
+	up := s.http != nil
+	if up {
+		s.work.Add(1)
+	}
+	s.mu.Unlock()
+	if !up {
+		panic(http.ErrAbortHandler)
+	}
 	defer s.work.Done()
 	body, err := io.ReadAll(r.Body)
 	if err != nil {

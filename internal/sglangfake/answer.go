@@ -13,7 +13,9 @@ func (n *Node) reply(w http.ResponseWriter, j *job, gens []*enginefake.Generatio
 	if j.route != generateRoute {
 		a := n.frame(j)
 		if j.Stream {
-			_ = a.Stream(j.ctx, enginefake.NewSSE(w), gens, n.pace) // a client that has left reads nothing
+			// The job may have been aborted; its end is sent all the same. A client that
+			// has left reads nothing.
+			_ = a.Stream(context.WithoutCancel(j.ctx), enginefake.NewSSE(w), gens, n.pace)
 			return
 		}
 		a.Write(w, gens)

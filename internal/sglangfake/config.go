@@ -52,6 +52,7 @@ type Config struct {
 	BootstrapTimeout time.Duration // prefill's wait for decode's pages; 0: 300 s
 	WaitTimeout      time.Duration // decode's wait for prefill; 0: 300 s
 	DrainTimeout     time.Duration // see Faults.DrainAckLost; 0: 30 s
+	Heartbeat        time.Duration // decode's look whether prefill is there still; 0: 5 s
 	NoTokenize       bool          // a build without /tokenize
 	TokenizeChat     bool          // a build whose /tokenize takes messages too
 	NoMetrics        bool          // started without --enable-metrics
@@ -125,6 +126,7 @@ func (c Config) filled() (Config, error) {
 	def(&c.MetadataSlots, 64)
 	span(&c.BootstrapTimeout, 300*time.Second)
 	span(&c.WaitTimeout, 300*time.Second)
+	span(&c.Heartbeat, 5*time.Second)
 	span(&c.DrainTimeout, 30*time.Second)
 	if len(c.RankTokens) == 0 {
 		c.RankTokens = []int{c.PoolTokens}

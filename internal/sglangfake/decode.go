@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
@@ -105,16 +106,14 @@ func (n *Node) receive(j *job, seats []*seat, timeout <-chan time.Time) (over bo
 	n.mu.Lock()
 	r := n.roomOf(id)
 	n.mu.Unlock()
-	port := 8998 // the engine's default
-	if j.boot.Port != nil {
-		port = *j.boot.Port
-	}
+	peer := j.peer()
+	was := lifeOf(j.ctx, peer)
 	for _, s := range seats {
-		t := transfer{Place: place{Room: id, Session: n.side.URL(), Pages: s.pages, Rank: j.rank, Slot: s.slot}}
-		if err := tell(j.ctx, fmt.Sprintf("http://%s:%d", j.boot.Host, port), "/register", t); j.ctx.Err() != nil {
+		t := transfer{Place: place{Room: id, Session: n.side.URL(), Life: j.life.id, Pages: s.pages, Rank: j.rank, Slot: s.slot}}
+		if err := tell(j.ctx, peer, "/register", t); j.ctx.Err() != nil {
 			return false, j.ctx.Err() // it may have arrived
 		} else if err != nil {
-			return true, refuse(http.StatusInternalServerError, "InternalServerError", "Could not fetch prefill parallel info from bootstrap_addr: %s:%d", j.boot.Host, port)
+			return true, refuse(http.StatusInternalServerError, "InternalServerError", "Could not fetch prefill parallel info from bootstrap_addr: %s", strings.TrimPrefix(peer, "http://"))
 		}
 	}
 	for {
@@ -128,17 +127,36 @@ func (n *Node) receive(j *job, seats []*seat, timeout <-chan time.Time) (over bo
 			return true, nil
 		case failed:
 			n.count(func(s *Stats) { s.FailedTransfers++ })
-			return true, refuse(http.StatusInternalServerError, "InternalServerError", "Decode transfer failed for request rank=0 decode_req.req.rid='%s' decode_req.req.bootstrap_room=%d with exception KVTransferError", j.rid, id)
+			return true, lost(j, "KVTransferError")
 		}
 		select {
 		case <-changed:
 		case <-j.ctx.Done():
 			return false, j.ctx.Err()
+		case <-n.cfg.Clock.After(n.cfg.Heartbeat):
+			if lifeOf(j.ctx, peer) == was || j.ctx.Err() != nil {
+				continue
+			}
+			n.count(func(s *Stats) { s.FailedTransfers++ })
+			return true, lost(j, fmt.Sprintf("Lost connection with prefill instance (bootstrap_addr: %s)", strings.TrimPrefix(peer, "http://")))
 		case <-timeout:
 			n.count(func(s *Stats) { s.FailedTransfers++ })
-			return false, refuse(http.StatusInternalServerError, "InternalServerError", "Decode transfer failed for request rank=0 decode_req.req.rid='%s' decode_req.req.bootstrap_room=%d with exception Request timed out after %.1fs in KVPoll.WaitingForInput", j.rid, id, n.cfg.WaitTimeout.Seconds())
+			return false, lost(j, fmt.Sprintf("Request timed out after %.1fs in KVPoll.WaitingForInput", n.cfg.WaitTimeout.Seconds()))
 		}
 	}
+}
+
+// peer is the bootstrap server that the request names.
+func (j *job) peer() string {
+	port := 8998 // the engine's default
+	if j.boot.Port != nil {
+		port = *j.boot.Port
+	}
+	return fmt.Sprintf("http://%s:%d", j.boot.Host, port)
+}
+
+func lost(j *job, why string) *abortion {
+	return refuse(http.StatusInternalServerError, "InternalServerError", "Decode transfer failed for request rank=0 decode_req.req.rid='%s' decode_req.req.bootstrap_room=%d with exception %s", j.rid, *j.boot.Room, why)
 }
 
 // first starts a choice with the token that came with the KV.
@@ -206,12 +224,8 @@ func (n *Node) drain(j *job, seats []*seat) {
 			case <-ctx.Done():
 			}
 		} else {
-			port := 8998
-			if j.boot.Port != nil {
-				port = *j.boot.Port
-			}
 			// A prefill that is gone writes nothing.
-			_ = tell(ctx, fmt.Sprintf("http://%s:%d", j.boot.Host, port), "/drain", transfer{Place: place{Room: *j.boot.Room}})
+			_ = tell(ctx, j.peer(), "/drain", transfer{Place: place{Room: *j.boot.Room}})
 		}
 		n.leave(j, seats)
 		n.count(func(s *Stats) { s.Draining-- })

@@ -20,6 +20,10 @@ type Node struct {
 	front *enginefake.Server
 	side  *enginefake.Server
 
+	power    sync.Mutex     // held while the node goes up or down; before mu
+	closed   bool           // under power
+	restarts sync.WaitGroup // those that the injector asked for
+
 	mu       sync.Mutex
 	faults   Faults // under mu
 	*life           // of the current start; the pointer under mu
@@ -31,6 +35,7 @@ type Node struct {
 
 // life is what a restart loses.
 type life struct {
+	id      string
 	ctx     context.Context
 	end     context.CancelFunc
 	work    sync.WaitGroup     // writers and drains
@@ -77,6 +82,9 @@ func New(cfg Config) (*Node, error) {
 		n.side.Close()
 		return nil, err
 	}
+	cfg.Inject.OnRestart(func() {
+		n.restarts.Go(func() { _ = n.Restart() }) // a node that does not come back is down, and seen to be
+	})
 	return n, nil
 }
 
@@ -84,7 +92,7 @@ func (n *Node) boot() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	l := &life{
-		jobs: map[string]*job{}, rooms: map[int64]*room{}, started: n.cfg.Clock.Now(),
+		id: token(8), jobs: map[string]*job{}, rooms: map[int64]*room{}, started: n.cfg.Clock.Now(),
 		slots: make([]slot, n.cfg.MetadataSlots), used: make([]bool, n.cfg.MetadataSlots),
 	}
 	l.ctx, l.end = context.WithCancel(context.Background())
@@ -107,12 +115,24 @@ func (n *Node) URL() string { return n.front.URL() }
 // BootstrapPort is disaggregation_bootstrap_port.
 func (n *Node) BootstrapPort() int { return n.side.Port() }
 
-// Close ends the node.
-func (n *Node) Close() { n.Crash() }
+// Close ends the node for good.
+func (n *Node) Close() {
+	n.power.Lock()
+	n.closed = true
+	n.crash()
+	n.power.Unlock()
+	n.restarts.Wait()
+}
 
 // Crash cuts all connections. Requests get no answer, and nobody can reach the
 // node until [Node.Restart].
 func (n *Node) Crash() {
+	n.power.Lock()
+	defer n.power.Unlock()
+	n.crash()
+}
+
+func (n *Node) crash() {
 	n.mu.Lock()
 	l := n.life
 	n.mu.Unlock()
@@ -127,7 +147,12 @@ func (n *Node) Cut() { n.front.Cut() }
 
 // Restart brings the node back on the same ports with an empty pool.
 func (n *Node) Restart() error {
-	n.Crash()
+	n.power.Lock()
+	defer n.power.Unlock()
+	if n.closed {
+		return nil
+	}
+	n.crash()
 	n.boot()
 	if err := n.side.Start(); err != nil {
 		return err

@@ -44,19 +44,25 @@ func (n *Node) prefill(j *job) (*enginefake.Generation, error) {
 	if !fake {
 		out := make(chan error, 1)
 		n.mu.Lock()
-		if r.writing == nil { // a room is written once
+		switch {
+		case r.aborted:
+			out <- errTransfer
+			pool.Release(owner, ids)
+		case r.writing == nil: // a room is written once
 			r.writing = make(chan struct{})
 			dest := r.dest
 			j.life.work.Go(func() {
-				defer pool.Release(owner, ids)
-				out <- n.write(j, dest, transfer{Place: dest, KV: kv, Meta: slot{Room: *j.boot.Room, First: g.Raw()[0], Cached: j.cached}})
+				err := n.write(j, dest, transfer{Place: dest, KV: kv, Meta: slot{Room: *j.boot.Room, First: g.Raw()[0], Cached: j.cached}})
+				pool.Release(owner, ids)
 				n.mu.Lock()
-				defer n.mu.Unlock()
 				close(r.writing)
 				delete(j.life.rooms, *j.boot.Room)
+				n.mu.Unlock()
+				out <- err
 			})
-		} else {
+		default:
 			out <- nil
+			pool.Release(owner, ids)
 		}
 		n.mu.Unlock()
 		select {
@@ -65,6 +71,7 @@ func (n *Node) prefill(j *job) (*enginefake.Generation, error) {
 			return nil, j.ctx.Err()
 		}
 		if err != nil {
+			n.drop(j)
 			n.count(func(s *Stats) { s.FailedTransfers++ })
 			return nil, refuse(http.StatusInternalServerError, "InternalServerError", "Prefill transfer failed for request rank=0 req.rid='%s' bootstrap_room=%d with exception %v", j.rid, *j.boot.Room, err)
 		}

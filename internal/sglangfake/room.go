@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
@@ -29,6 +30,7 @@ type room struct {
 	placed  chan struct{} // closed once decode's pages are known
 	dest    place         // the last that was registered
 	writing chan struct{} // nil until a writer begins; closed when it has ended
+	aborted bool          // decode wants nothing any more, and may have freed its pages
 
 	// Of a decode node.
 	state   state
@@ -52,6 +54,7 @@ func (r *room) over() bool {
 type place struct {
 	Room    int64  `json:"room"`
 	Session string `json:"session"` // decode's side channel
+	Life    string `json:"life"`    // of the decode node: memory of an earlier one is gone
 	Pages   []int  `json:"pages"`
 	Rank    int    `json:"rank"`
 	Slot    int    `json:"slot"`
@@ -100,6 +103,11 @@ func (n *Node) sideRoutes() http.Handler {
 			f(r.Context(), t)
 		})
 	}
+	mux.HandleFunc("GET /life", func(w http.ResponseWriter, _ *http.Request) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		_, _ = io.WriteString(w, n.id) // a node that has left reads nothing
+	})
 	side("POST /register", n.register)
 	side("POST /drain", n.drained)
 	side("POST /begin", func(_ context.Context, t transfer) { n.turn(t, transferring) })
@@ -122,14 +130,13 @@ func (n *Node) register(_ context.Context, t transfer) {
 	}
 }
 
-// drained answers once nothing more is written for a room.
+// drained answers once nothing more is written for a room: no writer begins for
+// it any more, and one that has begun has ended.
 func (n *Node) drained(ctx context.Context, t transfer) {
 	n.mu.Lock()
-	r := n.rooms[t.Place.Room]
-	var writing chan struct{}
-	if r != nil {
-		writing = r.writing
-	}
+	r := n.roomOf(t.Place.Room)
+	r.aborted = true
+	writing := r.writing
 	n.mu.Unlock()
 	if writing == nil {
 		return
@@ -143,7 +150,7 @@ func (n *Node) drained(ctx context.Context, t transfer) {
 func (n *Node) turn(t transfer, s state) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if r := n.rooms[t.Place.Room]; r != nil {
+	if r := n.rooms[t.Place.Room]; r != nil && t.Place.Life == n.id {
 		r.turn(s)
 	}
 }
@@ -152,6 +159,9 @@ func (n *Node) turn(t transfer, s state) {
 func (n *Node) written(_ context.Context, t transfer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if t.Place.Life != n.id {
+		return
+	}
 	if t.Place.Rank >= 0 && t.Place.Rank < len(n.pools) {
 		n.pools[t.Place.Rank].Write(t.Place.Pages, 0, t.KV)
 	}
@@ -186,4 +196,19 @@ func tell(ctx context.Context, base, path string, t transfer) error {
 		return fmt.Errorf("side channel: %s", res.Status)
 	}
 	return nil
+}
+
+// lifeOf asks a prefill node which life it is in; empty: it is gone.
+func lifeOf(ctx context.Context, base string) string {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/life", nil)
+	if err != nil {
+		return ""
+	}
+	res, err := enginefake.Client.Do(req)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = res.Body.Close() }()
+	b, _ := io.ReadAll(res.Body) // half of an id is another
+	return string(b)
 }

@@ -22,6 +22,10 @@ type Node struct {
 	front *enginefake.Server
 	side  *enginefake.Server
 
+	power    sync.Mutex     // held while the node goes up or down; before mu
+	closed   bool           // under power
+	restarts sync.WaitGroup // those that the injector asked for
+
 	mu      sync.Mutex
 	faults  Faults           // under mu
 	engine  string           // engine id of this life; under mu
@@ -70,6 +74,9 @@ func New(cfg Config) (*Node, error) {
 		n.side.Close()
 		return nil, err
 	}
+	cfg.Inject.OnRestart(func() {
+		n.restarts.Go(func() { _ = n.Restart() }) // a node that does not come back is down, and seen to be
+	})
 	return n, nil
 }
 
@@ -99,12 +106,24 @@ func (n *Node) EngineID() string {
 	return n.engine
 }
 
-// Close ends the node.
-func (n *Node) Close() { n.Crash() }
+// Close ends the node for good.
+func (n *Node) Close() {
+	n.power.Lock()
+	n.closed = true
+	n.crash()
+	n.power.Unlock()
+	n.restarts.Wait()
+}
 
 // Crash cuts all connections. Requests get no answer, and nobody can reach the
 // node until [Node.Restart].
 func (n *Node) Crash() {
+	n.power.Lock()
+	defer n.power.Unlock()
+	n.crash()
+}
+
+func (n *Node) crash() {
 	n.front.Crash()
 	n.side.Crash()
 }
@@ -115,7 +134,12 @@ func (n *Node) Cut() { n.front.Cut() }
 // Restart brings the node back on the same ports with another engine id and an
 // empty pool.
 func (n *Node) Restart() error {
-	n.Crash()
+	n.power.Lock()
+	defer n.power.Unlock()
+	if n.closed {
+		return nil
+	}
+	n.crash()
 	n.boot()
 	if err := n.side.Start(); err != nil {
 		return err
