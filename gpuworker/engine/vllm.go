@@ -2,11 +2,11 @@ package engine
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
-	"sync"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -31,9 +31,9 @@ type vllm struct {
 	life *life
 	fail *meter // of transfers that failed at this node
 
-	mu    sync.Mutex
-	used  map[[sha256.Size]byte]time.Time // references that decode was called with, until their lease is long over
-	swept time.Time
+	given seen        // references that this node's prefill gave
+	used  seen        // references that its decode was called with
+	named atomic.Bool // a reference has named the request it was given for
 }
 
 func newVLLM(cfg Config) (*vllm, error) {
@@ -46,7 +46,7 @@ func newVLLM(cfg Config) (*vllm, error) {
 	info.ReadsAgain = true
 	return &vllm{
 		info: info, cfg: r, node: n, life: newLife(n, r.Logger),
-		fail: newMeter(n, "vllm:nixl_num_failed_transfers_total"), used: make(map[[sha256.Size]byte]time.Time),
+		fail: newMeter(n, "vllm:nixl_num_failed_transfers_total"),
 	}, nil
 }
 
@@ -106,11 +106,14 @@ func (e *vllm) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error) {
 	if why := *a.Choices[0].FinishReason; why != "length" && why != "stop" {
 		return out, events.NewError(events.CodePrefillFailed, "the engine ended prefill for a reason that is none")
 	}
-	id, err := checkReference(a.Transfer)
+	ref, err := checkReference(a.Transfer)
+	if err == nil {
+		err = e.own(ref, a.Transfer, job.RequestID)
+	}
 	if err != nil && !e.cfg.Guards.NoReference {
 		return out, fmt.Errorf("prefill: %w", err)
 	}
-	if err := e.life.seen(ctx, id); err != nil {
+	if err := e.life.seen(ctx, ref.EngineID); err != nil {
 		return out, events.NewError(events.CodePrefillFailed, "the engine restarted: its reference is void")
 	}
 	out.Reference, out.Lease = a.Transfer, asked.Add(e.cfg.Lease-e.cfg.Margin)
@@ -119,6 +122,20 @@ func (e *vllm) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error) {
 			fmt.Sprintf("prefill took as long as the engine's lease of %v allows: raise kv_lease_duration there and --engine-lease here", e.cfg.Lease))
 	}
 	return out, nil
+}
+
+// own says whether a reference is this request's, as far as it tells: it was not
+// given before, and where the node's references name the request that they were
+// given for, as those of current builds do, it names this one.
+func (e *vllm) own(ref vllmReference, raw []byte, requestID string) error {
+	names := ref.RequestID != nil && requestID != "" && strings.Contains(*ref.RequestID, requestID)
+	if names {
+		e.named.Store(true)
+	}
+	if e.given.again(raw) || !names && e.named.Load() {
+		return events.NewError(events.CodeReferenceMismatch, "the engine's reference is another request's")
+	}
+	return nil
 }
 
 // askReference has a prefill node keep its blocks for somebody else.
@@ -154,8 +171,9 @@ func (e *vllm) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded, e
 	if err != nil {
 		return Decoded{}, e.unreachable(ctx, "decode", err, events.CodeDecodeFailed)
 	}
-	if err := e.use(job); err != nil {
-		return Decoded{}, fmt.Errorf("decode: %w", err)
+	// Used from here on, whatever becomes of the call.
+	if e.used.again(job.Reference) && !e.cfg.Guards.NoOnce {
+		return Decoded{}, fmt.Errorf("decode: %w", events.NewError(events.CodeGrantUsed, "decode was called with this reference before"))
 	}
 	resp, err := e.node.Send(ctx, post)
 	switch {
@@ -188,31 +206,6 @@ func (e *vllm) broken(ctx context.Context, err error) error {
 		return fmt.Errorf("decode: %w: %w", events.NewError(events.CodeDecodeFailed, "the engine's answer ended early, or is not one"), err)
 	}
 	return fmt.Errorf("decode: %w", err)
-}
-
-// use marks a reference as used. It is so whatever becomes of the call.
-func (e *vllm) use(job DecodeJob) error {
-	if e.cfg.Guards.NoOnce {
-		return nil
-	}
-	id := sha256.Sum256(job.Reference)
-	now := e.cfg.Clock()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if now.Sub(e.swept) > e.cfg.Lease {
-		e.swept = now
-		for k, until := range e.used {
-			if now.After(until) {
-				delete(e.used, k)
-			}
-		}
-	}
-	if _, ok := e.used[id]; ok {
-		return events.NewError(events.CodeGrantUsed, "decode was called with this reference before")
-	}
-	// Past that, its lease stops it.
-	e.used[id] = now.Add(2 * e.cfg.Lease)
-	return nil
 }
 
 // unharmed says whether no transfer failed at the node since before. One that

@@ -200,7 +200,8 @@ func (log *record) ids(r *reply) []string {
 func (s *system) outcomes(log *record, r *reply) (all []statemachine.ClientOutcome) {
 	for i, id := range log.ids(r) {
 		o := statemachine.ClientOutcome{RequestID: id, Status: r.status, Complete: r.complete}
-		if r.status == http.StatusOK && r.complete && !strings.ContainsRune(r.texts[i], '\ufffd') {
+		// The output of an external engine is its pieces, which the gateway wraps anew.
+		if r.status == http.StatusOK && r.complete && !s.nodes.on() && !strings.ContainsRune(r.texts[i], '\ufffd') {
 			o.OutputDigest = events.Digest(events.RequestKey(s.secret, id), events.KindOutput, []byte(r.texts[i]))
 		}
 		all = append(all, o)
