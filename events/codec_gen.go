@@ -969,9 +969,6 @@ func (v *Register) check() error {
 	if v.PageTokens <= 0 {
 		return wrong("page_tokens", want["positive"])
 	}
-	if v.TokenBytes <= 0 {
-		return wrong("token_bytes", want["positive"])
-	}
 	if !isText(v.Layout) {
 		return wrong("layout", want["text"])
 	}

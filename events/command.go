@@ -163,7 +163,7 @@ type Register struct {
 	MaxInputTokens int    `json:"max_input_tokens"`
 	PoolPages      int    `json:"pool_pages" is:"positive"`
 	PageTokens     int    `json:"page_tokens" is:"positive"`
-	TokenBytes     int    `json:"token_bytes" is:"positive"`
+	TokenBytes     int    `json:"token_bytes"` // 0 where the engine keeps its KV to itself, see [External]
 	Layout         string `json:"layout" is:"text"`
 }
 

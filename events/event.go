@@ -1,6 +1,9 @@
 package events
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // MaxEvent is the longest canonical event in bytes: one log entry of a
 // tlog-tiles tree holds at most 65,535.
@@ -82,7 +85,7 @@ type RequestPrefilled struct {
 	PromptTokens int       `json:"prompt_tokens"`
 	Pages        []PageRun `json:"pages"`
 	PageTokens   int       `json:"page_tokens"`
-	Layout       string    `json:"layout"`
+	Layout       string    `json:"layout"` // see [External] for whose pages they are
 	KVBytes      int64     `json:"kv_bytes"`
 	KVDigest     string    `json:"kv_digest"`
 	Reference    string    `json:"reference,omitempty"` // digest of an engine's opaque reference
@@ -177,9 +180,22 @@ type WorkerJoined struct {
 	MaxInputTokens int    `json:"max_input_tokens"`
 	PoolPages      int    `json:"pool_pages"`
 	PageTokens     int    `json:"page_tokens"`
-	TokenBytes     int    `json:"token_bytes"`
+	TokenBytes     int    `json:"token_bytes"` // 0 where the engine keeps its KV to itself
 	Layout         string `json:"layout"`
 }
+
+// ExternalLayout begins the layout of a worker whose engine keeps the KV to
+// itself.
+const ExternalLayout = "external:"
+
+// External says whether the layout is that of an engine that keeps the KV to
+// itself. What is handed off is then the engine's own reference to it: kv_bytes
+// is the length of the reference, kv_digest its sum, and token_bytes is 0. The
+// pages that events name are the worker's account of the engine's memory, not
+// the engine's blocks, whose numbers nobody outside learns: such a history shows
+// the lifecycle, and not which memory was read (coverage: lifecycle-only). Pages
+// of an account hold no bytes, so "scrubbed" says nothing about the engine's.
+func External(layout string) bool { return strings.HasPrefix(layout, ExternalLayout) }
 
 // PoolTokens is what the worker's whole pool holds.
 func (w *WorkerJoined) PoolTokens() int { return w.PoolPages * w.PageTokens }

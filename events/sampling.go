@@ -22,6 +22,12 @@ type Sampling struct {
 	Stop        []string `json:"stop,omitempty"` // ends the output before the first of these
 	Temperature float64  `json:"temperature,omitempty"`
 	Seed        int64    `json:"seed,omitempty"`
+
+	// For engines that read the client's own body: the rest stands there.
+	Route     string `json:"route,omitempty"`      // where the client sent it, such as "/v1/completions"
+	Stream    bool   `json:"stream,omitempty"`     // it wants pieces
+	MinTokens int    `json:"min_tokens,omitempty"` // 0: not named
+	Seeded    bool   `json:"seeded,omitempty"`     // seed takes the place of the body's
 }
 
 // AppendSampling appends s in JSON.
@@ -50,6 +56,8 @@ func DecodeSampling(b []byte) (*Sampling, error) {
 		return nil, wrong("max_tokens", "want 1 or more")
 	case s.Temperature < 0 || math.IsNaN(s.Temperature):
 		return nil, wrong("temperature", wantCount)
+	case s.MinTokens < 0 || len(s.Route) > 64:
+		return nil, wrong("route", "want a route of at most 64 bytes, and min_tokens of 0 or more")
 	}
 	return &s, nil
 }

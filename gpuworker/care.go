@@ -103,10 +103,16 @@ func (w *Worker) leases() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, j := range w.jobs {
-		if j.phase == kept && now.After(j.lease.Add(leaseMargin)) {
+		switch {
+		case j.phase != kept:
+		case j.ended:
+			if !now.Before(j.until) {
+				w.leave(j, j.reason)
+			}
+		case now.After(j.lease.Add(leaseMargin)):
 			w.stats.LeasesOver++
 			w.log.Warn("lease over", "request_id", j.work.RequestID)
-			w.leave(j, "lease_over")
+			w.part(j, "lease_over")
 		}
 	}
 }
@@ -160,6 +166,9 @@ func (w *Worker) ask(ctx context.Context, j *job) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if v.State == events.Decoded {
+		w.fetched(j)
+	}
 	switch {
 	case j.phase == leaving:
 	case v.State.Final() && !(w.cfg.Role == events.RoleDecode && v.State == events.Decoded && v.DecodeWorker == w.cfg.Name):

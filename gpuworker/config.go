@@ -69,7 +69,8 @@ type Config struct {
 	Model string      // what it serves; also the work queue's
 
 	Engine engine.Engine
-	Pool   *kvpool.Pool // its epoch is the worker's boot epoch
+	Pool   *kvpool.Pool  // its epoch is the worker's boot epoch; of an external engine, an account of its memory
+	Pairs  *engine.Pairs // external engines: which workers fail together; shared with the others of the process; nil: nobody remembers
 
 	Lifecycle Lifecycle
 	Queue     Queue
@@ -115,6 +116,7 @@ const (
 	leaseMargin   = 500 * time.Millisecond // pages outlive the lease by this, so that none ends on the edge
 	drainTime     = 2 * time.Second        // for transfers of a request that is transferred already
 	misfitDelay   = 100 * time.Millisecond // before work that this pool can never hold comes again
+	elsewhereWait = 20 * time.Millisecond  // before work that waits at another worker's engine comes again
 	tryAgain      = time.Second            // before work that could not be done comes again
 	askTime       = 2 * time.Second        // for an answer that can be done without
 )

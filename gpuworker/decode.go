@@ -27,6 +27,13 @@ func (w *Worker) decode(ctx, taking context.Context, j *job, pass func()) outcom
 	if !j.work.Lease.IsZero() && !w.cfg.Clock().Before(j.work.Lease) {
 		return dropped(events.NewError(events.CodeLeaseOver, "the lease of the KV is over"))
 	}
+	if e, ok := w.cfg.Engine.(engine.Placed); ok && e.Elsewhere(j.work.RequestID) {
+		return retry(elsewhereWait, errElsewhere)
+	}
+	barred := w.together(ctx, j)
+	if barred.leave {
+		return retry(misfitDelay, barred.why)
+	}
 	alloc, out := w.reserve(ctx, taking, j, j.work.PromptTokens+j.work.MaxTokens)
 	if alloc == nil {
 		return out
@@ -35,19 +42,26 @@ func (w *Worker) decode(ctx, taking context.Context, j *job, pass func()) outcom
 
 	// How to continue is fetched while the KV is on its way.
 	var sampling engine.Sampling
-	var serr error
+	var prompt []byte
+	var serr, perr error
 	var wg sync.WaitGroup
 	fetching, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() { w.check(ctx, j) })
 	wg.Go(func() { sampling, serr = w.sampling(fetching, j) })
-	pulled, out, ok := w.pull(ctx, j, alloc)
+	if w.info.ReadsAgain {
+		wg.Go(func() { prompt, perr = w.prompt(fetching, j) })
+	}
+	pulled, out, ok := w.pull(ctx, j, alloc, barred.why)
 	if !ok {
 		stop()
 		wg.Wait()
 		return out
 	}
 	wg.Wait()
+	if serr == nil {
+		serr = perr
+	}
 	if ctx.Err() != nil {
 		return w.halted(ctx, serr)
 	}
@@ -58,18 +72,22 @@ func (w *Worker) decode(ctx, taking context.Context, j *job, pass func()) outcom
 	if out, ok := w.transferred(ctx, j, pulled); !ok {
 		return out
 	}
-	return w.generate(ctx, j, alloc, pulled, sampling)
+	return w.generate(ctx, j, alloc, pulled, prompt, sampling)
 }
 
 // pull gets the KV, under a new grant for each try. It is false where the job
-// is over, with its outcome.
-func (w *Worker) pull(ctx context.Context, j *job, alloc *kvpool.Allocation) (*handoff.Pulled, outcome, bool) {
+// is over, with its outcome. Where barred says that nothing may be pulled, the
+// grant is only the right to end the request.
+func (w *Worker) pull(ctx context.Context, j *job, alloc *kvpool.Allocation, barred *events.Error) (*handoff.Pulled, outcome, bool) {
 	last := j.work.GrantEpoch
 	var failure error
 	for range pullTries {
 		a, out, ok := w.grant(ctx, j, alloc, &last)
 		if !ok {
 			return nil, out, false
+		}
+		if barred != nil {
+			return nil, w.fail(ctx, j, stageTransfer, barred), false
 		}
 		key, err := strconv.ParseUint(a.KVKey, 16, 64)
 		if err != nil || a.Grant == nil {
@@ -95,8 +113,9 @@ func (w *Worker) pull(ctx context.Context, j *job, alloc *kvpool.Allocation) (*h
 		w.mu.Unlock()
 		w.log.Warn("pull", "request_id", j.work.RequestID, "grant_epoch", last, "code", string(handoff.CodeOf(err)), "error", err,
 			"duration", w.cfg.Clock().Sub(start))
-		if c := handoff.CodeOf(err); c == events.CodeLeaseOver || c == events.CodeUnknownRequest || c == events.CodeWorkerEpoch {
-			break // a new grant is for the same pages: they are gone
+		if c := handoff.CodeOf(err); c == events.CodeLeaseOver || c == events.CodeUnknownRequest || c == events.CodeWorkerEpoch ||
+			c == events.CodeGrantUsed && w.info.External {
+			break // a new grant is for the same KV: it is gone
 		}
 	}
 	code := handoff.CodeOf(failure)
@@ -161,7 +180,7 @@ func (w *Worker) transferred(ctx context.Context, j *job, p *handoff.Pulled) (ou
 	switch {
 	case w.cfg.Guards.NoTransferred:
 		return outcome{}, true
-	case err != nil && errors.Is(context.Cause(ctx), errStopping):
+	case err != nil && stopped(ctx):
 		return w.lastWord(ctx, j), false // it may be recorded: nobody else could go on
 	case err != nil && ctx.Err() != nil:
 		return w.halted(ctx, err), false
@@ -176,13 +195,14 @@ func (w *Worker) transferred(ctx context.Context, j *job, p *handoff.Pulled) (ou
 
 // generate runs the engine and reports its output. From here on nobody else can
 // do this request's work: what goes wrong ends it.
-func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation, p *handoff.Pulled, sampling engine.Sampling) outcome {
+func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation, p *handoff.Pulled, prompt []byte, sampling engine.Sampling) outcome {
 	out := newOutput(j.key, func(c events.OutputChunk) error { return w.cfg.Output.SendOutput(j.work, c) })
 	// Nothing is sent after the news that the request has ended, even where the
 	// engine takes a step to notice.
 	defer context.AfterFunc(ctx, out.close)()
 	defer out.close()
-	dec, err := w.run(ctx, j, alloc, p, sampling, out.emit)
+	dec, err := w.run(ctx, j, alloc, p, prompt, sampling, out.emit)
+	w.remember(ctx, p.Grant.Owner, err)
 	if err == nil {
 		err = out.flush()
 	}
@@ -190,7 +210,7 @@ func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation,
 		err = fmt.Errorf("decode: the engine ended without a reason that is one")
 	}
 	if ctx.Err() != nil {
-		if errors.Is(context.Cause(ctx), errStopping) {
+		if stopped(ctx) {
 			return w.lastWord(ctx, j)
 		}
 		return w.halted(ctx, err)
@@ -208,7 +228,7 @@ func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation,
 	})
 	switch {
 	case err != nil && ctx.Err() != nil:
-		if errors.Is(context.Cause(ctx), errStopping) {
+		if stopped(ctx) {
 			return w.lastWord(ctx, j)
 		}
 		return w.halted(ctx, err)
@@ -229,20 +249,31 @@ func (w *Worker) generate(ctx context.Context, j *job, alloc *kvpool.Allocation,
 }
 
 // run is one engine call on the job's pages.
-func (w *Worker) run(ctx context.Context, j *job, alloc *kvpool.Allocation, p *handoff.Pulled, sampling engine.Sampling, emit engine.Emit) (engine.Decoded, error) {
+func (w *Worker) run(ctx context.Context, j *job, alloc *kvpool.Allocation, p *handoff.Pulled, prompt []byte, sampling engine.Sampling, emit engine.Emit) (engine.Decoded, error) {
 	write, err := w.cfg.Pool.BeginWrite(alloc)
 	if err != nil {
 		return engine.Decoded{}, fmt.Errorf("decode: %w", err)
 	}
 	defer write.End()
-	dec, err := w.cfg.Engine.Decode(ctx, engine.DecodeJob{
-		RequestID: j.work.RequestID, PromptTokens: p.PromptTokens, First: p.First,
-		Sampling: sampling, KV: alloc, Reference: p.Reference,
-	}, emit)
+	job := engine.DecodeJob{
+		RequestID: j.work.RequestID, PromptTokens: p.PromptTokens, First: p.First, Sampling: sampling, Reference: p.Reference,
+	}
+	if w.info.External {
+		job.Prompt, job.Owner, job.Lease = prompt, p.Grant.Owner, p.Lease
+	} else {
+		job.KV = alloc
+	}
+	dec, err := w.cfg.Engine.Decode(ctx, job, emit)
 	if err != nil {
 		return dec, fmt.Errorf("decode: %w", err)
 	}
 	return dec, nil
+}
+
+// stopped says whether the job ended because the worker does, or its engine.
+func stopped(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return errors.Is(cause, errStopping) || errors.Is(cause, errLost)
 }
 
 // lastWord ends a request that this worker cannot finish because it stops. The

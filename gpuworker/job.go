@@ -16,6 +16,7 @@ var (
 	errDeadline = errors.New("the request's deadline is over")
 	errStopping = errors.New("the worker stops")
 	errGone     = errors.New("the lifecycle has ended this life of the worker")
+	errLost     = errors.New("the engine restarted, or is gone")
 )
 
 // phase is how far a job is.
@@ -23,7 +24,7 @@ type phase int
 
 const (
 	running phase = iota // in a loop's hands
-	kept                 // prefill: finished KV that waits for its pull
+	kept                 // prefill: finished KV that waits for its pull; ended as well: memory that an engine may hold still
 	leaving              // its pages are on their way back
 )
 
@@ -41,6 +42,7 @@ type job struct {
 	alloc    *kvpool.Allocation
 	recorded bool          // the log may know the allocation: its release is reported
 	lease    time.Time     // prefill: end of the KV's life
+	until    time.Time     // external engines: it may hold memory for the request until then; zero: it does not
 	asked    time.Time     // when the lifecycle was last asked about it
 	reason   string        // of the release
 	done     chan struct{} // closed when the job is off the books
@@ -102,8 +104,11 @@ func (w *Worker) book(j *job) *phase {
 		return nil
 	}
 	at := have.phase
-	if at == running {
+	switch {
+	case at == running:
 		have.item = j.item
+	case have.ended: // it lingers: the work is not done
+		at = leaving
 	}
 	return &at
 }
@@ -138,6 +143,7 @@ func (w *Worker) Notice(e *events.Event) {
 	case *events.RequestTransferred:
 		w.passedOn(j, d.Worker, d.WorkerEpoch)
 	case *events.RequestDecoded:
+		w.fetched(j)
 		w.passedOn(j, d.Worker, d.WorkerEpoch)
 	}
 }
@@ -160,7 +166,7 @@ func (w *Worker) end(j *job, arrived bool) {
 	case running:
 		j.cancel(errEnded)
 	case kept:
-		w.leave(j, "done")
+		w.part(j, "done")
 	}
 }
 
@@ -174,7 +180,7 @@ func (w *Worker) sawEnd(j *job) bool {
 // halted turns the end of a job's context into an outcome.
 func (w *Worker) halted(ctx context.Context, err error) outcome {
 	switch cause := context.Cause(ctx); {
-	case errors.Is(cause, errStopping), errors.Is(cause, errGone):
+	case errors.Is(cause, errStopping), errors.Is(cause, errGone), errors.Is(cause, errLost):
 		return retry(0, cause)
 	case cause != nil: // ended, or over by its deadline, which the lifecycle sees too
 		return dropped(cause)

@@ -46,6 +46,11 @@ func (w *Worker) prefill(ctx, taking context.Context, j *job, pass func()) outco
 	}
 
 	pre, digest, err := w.compute(ctx, j, alloc, prompt, sampling)
+	if pre.Hold > 0 {
+		w.mu.Lock()
+		j.until = w.cfg.Clock().Add(pre.Hold)
+		w.mu.Unlock()
+	}
 	switch {
 	case ctx.Err() != nil:
 		return w.halted(ctx, err)
@@ -67,12 +72,19 @@ func (w *Worker) compute(ctx context.Context, j *job, alloc *kvpool.Allocation, 
 		return engine.Prefilled{}, 0, fmt.Errorf("prefill: %w", err)
 	}
 	defer write.End()
-	pre, err := w.cfg.Engine.Prefill(ctx, engine.PrefillJob{RequestID: j.work.RequestID, Prompt: prompt, Sampling: sampling, KV: alloc})
+	job := engine.PrefillJob{RequestID: j.work.RequestID, Prompt: prompt, Sampling: sampling, PromptTokens: j.work.PromptTokens}
+	if !w.info.External {
+		job.KV = alloc
+	}
+	pre, err := w.cfg.Engine.Prefill(ctx, job)
 	if err != nil {
 		return pre, 0, fmt.Errorf("prefill: %w", err)
 	}
 	if pre.Refused != nil && !w.cfg.Guards.NoRefusedCheck {
 		return pre, 0, nil
+	}
+	if w.info.External {
+		return pre, kvpool.Digest(kvpool.Sum(events.KVKey(j.key), 0, pre.Reference)), nil
 	}
 	pin, err := w.cfg.Pool.Pin(j.work.RequestID, w.epoch, alloc.Runs())
 	if err != nil {
@@ -91,7 +103,11 @@ func (w *Worker) compute(ctx context.Context, j *job, alloc *kvpool.Allocation, 
 // here. Nothing is pulled without a grant, so an offer whose report is denied
 // was never seen by anybody.
 func (w *Worker) report(ctx context.Context, j *job, alloc *kvpool.Allocation, pre engine.Prefilled, digest kvpool.Digest) outcome {
-	lease := w.cfg.Clock().Add(w.cfg.Lease)
+	now := w.cfg.Clock()
+	lease := now.Add(w.cfg.Lease)
+	if !pre.Lease.IsZero() { // the engine's is the one that counts
+		lease = pre.Lease
+	}
 	err := w.server.Offer(handoff.Offer{
 		RequestID: j.work.RequestID, Model: j.work.Model, Tenant: j.work.Tenant, Alloc: alloc,
 		PromptTokens: pre.PromptTokens, Digest: digest, Key: events.KVKey(j.key), Lease: lease,
@@ -111,8 +127,8 @@ func (w *Worker) report(ctx context.Context, j *job, alloc *kvpool.Allocation, p
 	a, err := w.do(ctx, j, &events.Prefill{
 		WorkerEpoch: w.epoch, Tenant: j.work.Tenant, PromptTokens: pre.PromptTokens,
 		Pages: alloc.Runs(), PageTokens: w.info.PageTokens, Layout: w.info.Layout,
-		KVBytes: int64(alloc.Pages()) * int64(w.cfg.Pool.PageBytes()), KVDigest: digest.String(),
-		Reference: reference, LeaseMS: w.cfg.Lease.Milliseconds(),
+		KVBytes: w.kvBytes(alloc, pre.Reference), KVDigest: digest.String(),
+		Reference: reference, LeaseMS: lease.Sub(now).Milliseconds(),
 	})
 	switch {
 	case err != nil && w.sawEnd(j):
@@ -129,6 +145,15 @@ func (w *Worker) report(ctx context.Context, j *job, alloc *kvpool.Allocation, p
 	w.stats.Prefilled++
 	w.mu.Unlock()
 	return outcome{kind: keep}
+}
+
+// kvBytes is the size of what is handed off: all pages, or the reference of an
+// engine that keeps them.
+func (w *Worker) kvBytes(alloc *kvpool.Allocation, reference []byte) int64 {
+	if w.info.External {
+		return int64(len(reference))
+	}
+	return int64(alloc.Pages()) * int64(w.cfg.Pool.PageBytes())
 }
 
 // denied withdraws KV that the lifecycle does not take. Where the engine

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/engine"
 )
 
 // leave has a job's pages given back. It happens once for each job, and not
@@ -19,6 +20,53 @@ func (w *Worker) leave(j *job, reason string) {
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+}
+
+// part is leave for a job whose engine may still hold memory: nothing is handed
+// off any more, and the account keeps its pages until the engine has surely let
+// go of them. Callers hold mu.
+func (w *Worker) part(j *job, reason string) {
+	if j.until.IsZero() || !w.cfg.Clock().Before(j.until) {
+		w.leave(j, reason)
+		return
+	}
+	if j.phase == leaving {
+		return
+	}
+	j.phase, j.ended, j.reason = kept, true, reason
+	w.withdraw(j)
+}
+
+// withdraw ends the offer of a job's KV, and what its engine keeps for decode.
+func (w *Worker) withdraw(j *job) {
+	switch {
+	case w.server == nil:
+	case j.arrived:
+		w.server.Drain(j.work.RequestID)
+	default:
+		w.server.Revoke(j.work.RequestID)
+		w.forget(j.work.RequestID)
+	}
+}
+
+// forget ends what the engine keeps for a request that decode has not taken
+// over.
+func (w *Worker) forget(requestID string) {
+	if f, ok := w.cfg.Engine.(engine.Forgetful); ok {
+		f.Forget(requestID)
+	}
+}
+
+// fetched is the news that decode has read the engine's memory, which is then
+// free there. Callers hold mu.
+func (w *Worker) fetched(j *job) {
+	if w.cfg.Role != events.RolePrefill {
+		return
+	}
+	j.until = time.Time{}
+	if j.phase == kept && j.ended {
+		w.leave(j, j.reason)
 	}
 }
 
@@ -53,6 +101,9 @@ func (w *Worker) release(ctx context.Context, j *job) {
 			t.Stop()
 		}
 		<-w.server.Revoke(id)
+	}
+	if !arrived {
+		w.forget(id)
 	}
 	if alloc != nil {
 		var report func(bool)

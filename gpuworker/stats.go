@@ -1,6 +1,7 @@
 package gpuworker
 
 import (
+	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/gpuworker/handoff"
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
 )
@@ -23,6 +24,7 @@ type counters struct {
 type Stats struct {
 	Running int // engine calls, and what leads up to them
 	Kept    int // finished KV that waits for its pull
+	Lingers int // ended, and an external engine may hold memory for it still
 	Leaving int // on their way back to the pool
 
 	Prefilled, Decoded, Failed, GivenBack, Released, LeasesOver uint64
@@ -30,7 +32,8 @@ type Stats struct {
 	TransferBytes, OutputTokens                                 int64
 
 	Pool    kvpool.Stats
-	Handoff handoff.Stats // prefill only
+	Handoff handoff.Stats     // prefill only
+	Pairs   []engine.PairStat // decode, external engines: what failed together with whom
 }
 
 // Stats counts.
@@ -39,6 +42,11 @@ func (w *Worker) Stats() Stats {
 	if w.server != nil {
 		s.Handoff = w.server.Stats()
 	}
+	for _, p := range w.cfg.Pairs.Stats() {
+		if p.Decode == w.cfg.Name {
+			s.Pairs = append(s.Pairs, p)
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, j := range w.jobs {
@@ -46,7 +54,11 @@ func (w *Worker) Stats() Stats {
 		case running:
 			s.Running++
 		case kept:
-			s.Kept++
+			if j.ended {
+				s.Lingers++
+			} else {
+				s.Kept++
+			}
 		case leaving:
 			s.Leaving++
 		}

@@ -133,11 +133,21 @@ func (w *Worker) Run(ctx context.Context) error {
 	releasing, stopReleasing := context.WithCancel(base)
 	defer stopReleasing()
 	care.Go(func() { w.care(caring, releasing, stopTaking) })
+	if e, ok := w.cfg.Engine.(engine.Watched); ok {
+		care.Go(func() {
+			if err := e.Watch(caring); err != nil {
+				stopTaking(err)
+			}
+		})
+	}
 
 	select {
 	case <-taking.Done():
-		if errors.Is(context.Cause(taking), errGone) {
+		switch cause := context.Cause(taking); {
+		case errors.Is(cause, errGone):
 			err = ErrGone
+		case errors.Is(cause, engine.ErrRestarted):
+			err = cause
 		}
 	case err = <-served:
 		err = fmt.Errorf("data plane: %w", err)
@@ -203,15 +213,26 @@ func (w *Worker) stop(ctx context.Context, cancel context.CancelCauseFunc, loops
 		w.await(ctx, w.cfg.Grace)
 	}
 	cause := errStopping
-	if errors.Is(why, ErrGone) {
+	switch {
+	case errors.Is(why, ErrGone):
 		cause = errGone
+	case errors.Is(why, engine.ErrRestarted):
+		cause = errLost
 	}
 	cancel(cause)
 	loops.Wait()
 	w.mu.Lock()
 	var waiting []*job
+	lost := errors.Is(why, engine.ErrRestarted)
 	for _, j := range w.jobs {
-		if j.phase == kept {
+		j.until = time.Time{} // the account ends with this life
+		switch {
+		case j.phase == kept && j.ended:
+			w.leave(j, "shutdown")
+		case j.phase == kept:
+			if lost {
+				w.withdraw(j)
+			}
 			waiting = append(waiting, j)
 		}
 	}
@@ -219,10 +240,10 @@ func (w *Worker) stop(ctx context.Context, cancel context.CancelCauseFunc, loops
 	var wg sync.WaitGroup
 	for _, j := range waiting {
 		wg.Go(func() {
-			if why == nil { // whoever waits for the KV hears of it now, not at the lease's end
+			if why == nil || lost { // whoever waits for the KV hears of it now, not at the lease's end
 				c, stop := context.WithTimeout(context.WithoutCancel(ctx), 2*w.cfg.Grace)
 				defer stop()
-				w.fail(c, j, stageTransfer, events.NewError(events.CodeWorkerLost, "the prefill worker stops"))
+				w.fail(c, j, stageTransfer, events.NewError(events.CodeWorkerLost, "the prefill worker stops, or its engine restarted"))
 			}
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -339,7 +360,7 @@ func (w *Worker) conclude(j *job, out outcome) {
 	if out.kind == keep && !j.ended {
 		j.phase = kept
 	} else {
-		w.leave(j, "done")
+		w.part(j, "done")
 	}
 	w.mu.Unlock()
 	if out.why != nil {

@@ -99,6 +99,8 @@ func (q *checked) contradiction(e *events.Event) (rule, what string) {
 			return RuleDecision, "prompt_tokens differs from what was admitted"
 		case mul(int64(events.Pages(d.Pages)), int64(d.PageTokens)) < int64(d.PromptTokens):
 			return RuleDecision, "the pages do not hold the prompt"
+		case events.External(d.Layout) && (d.Reference == "" || d.KVBytes < 1):
+			return RuleDecision, "prefilled without the engine's reference"
 		case !e.Time.Before(d.Lease) || d.Lease.After(q.Deadline):
 			return RuleDecision, "the lease is over, or ends after the request's deadline"
 		}

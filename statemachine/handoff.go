@@ -62,6 +62,16 @@ func (m *Machine) prefilled(d *events.Prefill) (events.Data, *refusal) {
 	if no := fits(d.Pages, w, d.PageTokens, int64(d.PromptTokens)); no != nil {
 		return nil, no
 	}
+	if events.External(d.Layout) && !m.guards.NoDigest {
+		// The engine's reference stands for the KV: without it there is nothing to
+		// hand off, and nothing to compare at transferred.
+		switch {
+		case d.Reference == "":
+			return nil, refuse(events.CodeReferenceMismatch, "the engine's reference has no digest")
+		case d.KVBytes < 1:
+			return nil, refuse(events.CodeReferenceMismatch, "kv_bytes, the length of the engine's reference, is 1 or more").numbers(1, d.KVBytes)
+		}
+	}
 	if w != nil && w.TokenBytes > 0 {
 		least := mul(int64(d.PromptTokens), int64(w.TokenBytes))
 		most := mul(mul(int64(events.Pages(d.Pages)), int64(d.PageTokens)), int64(w.TokenBytes))

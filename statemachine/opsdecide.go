@@ -164,8 +164,10 @@ func malformed(w *events.WorkerJoined) string {
 		return "context_tokens is 1 or more"
 	case w.MaxInputTokens < 0:
 		return "max_input_tokens is 0 or more"
-	case w.PoolPages <= 0 || w.PageTokens <= 0 || w.TokenBytes <= 0:
-		return "pool_pages, page_tokens and token_bytes are 1 or more"
+	case w.PoolPages <= 0 || w.PageTokens <= 0 || w.TokenBytes < 0:
+		return "pool_pages and page_tokens are 1 or more, and token_bytes is 0 or more"
+	case (w.TokenBytes == 0) != events.External(w.Layout):
+		return "token_bytes is 0 where layout begins with " + events.ExternalLayout + ", and only there"
 	case int64(w.ContextTokens) > most || tokens > most || mul(tokens, int64(w.TokenBytes)) > most<<10:
 		return "the pool is too large to be one"
 	case w.Layout == "" || len(w.Layout) > 256:

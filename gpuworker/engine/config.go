@@ -11,7 +11,7 @@ const DefaultContextTokens = 131_072
 
 // Config describes an engine to [New].
 type Config struct {
-	Name  string // "ref" or "faulty"; empty: "ref"
+	Name  string // one of [Names]; empty: "ref"
 	Model string // the model it serves; empty: the engine's name
 
 	ContextTokens  int // longest prompt plus completion; 0: DefaultContextTokens
@@ -24,6 +24,10 @@ type Config struct {
 	// Silent makes the faulty engine hide its refusal as well. Other engines
 	// refuse it.
 	Silent bool
+
+	// Remote is the server behind an external engine, whose facts then stand in the
+	// place of the limits above. Other engines refuse it.
+	Remote *Remote
 }
 
 // New makes the engine that the configuration names.
@@ -33,6 +37,12 @@ func New(cfg Config) (Engine, error) {
 	}
 	if cfg.Model == "" {
 		cfg.Model = cfg.Name
+	}
+	if External(cfg.Name) != (cfg.Remote != nil) {
+		return nil, fmt.Errorf("engine %s: Remote is for vllm and sglang, which need it", cfg.Name)
+	}
+	if cfg.Remote != nil {
+		return newExternal(cfg)
 	}
 	if cfg.ContextTokens == 0 {
 		cfg.ContextTokens = DefaultContextTokens
@@ -63,5 +73,19 @@ func New(cfg Config) (Engine, error) {
 	}
 }
 
+func newExternal(cfg Config) (Engine, error) {
+	r := *cfg.Remote
+	if err := r.complete(cfg.Name); err != nil {
+		return nil, err
+	}
+	cfg.Remote = &r
+	switch cfg.Name {
+	case "vllm":
+		return newVLLM(cfg)
+	default:
+		return newSGLang(cfg)
+	}
+}
+
 // Names lists what [New] accepts.
-func Names() []string { return []string{"ref", "faulty"} }
+func Names() []string { return []string{"ref", "faulty", "vllm", "sglang"} }

@@ -5,11 +5,19 @@
 // or generations, and answers from whatever its KV memory holds; every guard
 // belongs to the pool, the hand-off and the lifecycle, so that a test can take
 // one away and see the leak.
+//
+// # External engines
+//
+// An engine behind HTTP keeps the KV to itself (Info.External). Its prompt is the
+// client's JSON body, what it hands off is a reference in place of pages, and its
+// output is a line of JSON for each piece: the choice as the engine gave it, see
+// [events.Piece]. The page memory of a job is then nil.
 package engine
 
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 )
@@ -40,8 +48,11 @@ type Info struct {
 	MaxInputTokens int // longest prompt Prefill accepts; 0: ContextTokens
 
 	PageTokens int    // tokens a page holds
-	TokenBytes int    // bytes of KV a token
+	TokenBytes int    // bytes of KV a token; 0 where External
 	Layout     string // names the page format; two workers must agree to exchange pages
+
+	External   bool // the engine keeps the KV: pages are an account, and hold nothing
+	ReadsAgain bool // External: decode reads the prompt, too
 }
 
 // Sampling says how to continue a prompt.
@@ -50,6 +61,12 @@ type Sampling struct {
 	Stop        []string // ends the output before the first of these; never emitted
 	Temperature float64  // 0 is greedy
 	Seed        int64
+
+	// For external engines, which read the rest in the client's own body.
+	Route     string // such as "/v1/completions"
+	Stream    bool   // the client wants pieces
+	MinTokens int    // 0: not named
+	Seeded    bool   // Seed counts
 }
 
 // PrefillJob asks for a prompt's KV.
@@ -58,6 +75,8 @@ type PrefillJob struct {
 	Prompt    []byte
 	Sampling  Sampling
 	KV        KV // fresh pages for the whole prompt
+
+	PromptTokens int // as admitted; for engines that answer to two legs at once
 }
 
 // Prefilled is what a prefill leg reported. An engine may report a refusal
@@ -68,6 +87,10 @@ type Prefilled struct {
 	First        []byte        // the token computed by prefill; travels with the KV, never in an event
 	Refused      *events.Error // not nil: the engine refused the prompt
 	Reference    []byte        // opaque, for engines that keep KV themselves; nil otherwise
+
+	// Of external engines.
+	Lease time.Time     // decode must have begun by then; zero: the worker's own lease
+	Hold  time.Duration // the engine may hold memory for it so long from now, also where Prefill returned an error; 0: it holds none
 }
 
 // DecodeJob continues from KV that was written elsewhere.
@@ -78,6 +101,10 @@ type DecodeJob struct {
 	Sampling     Sampling
 	KV           KV     // pages for the prompt and all tokens that may be generated
 	Reference    []byte // see Prefilled
+
+	Prompt []byte    // External: the body again
+	Owner  string    // External: the prefill worker that gave the reference
+	Lease  time.Time // External: the engine must be called before
 }
 
 // Decoded ends a decode leg.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
@@ -17,6 +18,8 @@ type arrival struct {
 	grant *events.Grant
 	key   uint64 // of the digest
 	write *kvpool.Write
+
+	began time.Time // by this clock, before anything was asked
 
 	script []byte // see transcript
 	raw    []byte // the header's bytes
@@ -34,7 +37,21 @@ func (in *arrival) head(raw []byte) (err error) {
 	if err := agrees(in.header, in.grant); err != nil && !in.p.cfg.Guards.NoHeader {
 		return err
 	}
+	if in.p.account() {
+		if int64(len(in.header.Reference)) != in.grant.KVBytes && !in.p.cfg.Guards.NoPullDigest {
+			return events.NewError(events.CodeReferenceMismatch, "the engine's reference has another length than was granted")
+		}
+		in.sum = kvpool.Sum(in.key, 0, in.header.Reference)
+	}
 	return nil
+}
+
+// due is how many pages are to come: of an account, none.
+func (in *arrival) due() int {
+	if in.p.account() {
+		return 0
+	}
+	return events.Pages(in.grant.Pages)
 }
 
 // agrees compares the header with the grant.
@@ -91,7 +108,15 @@ func (in *arrival) end() (*Pulled, error) {
 	if !in.p.cfg.Clock().Before(g.Lease) && !guards.NoPullLease {
 		return nil, events.NewError(events.CodeLeaseOver, "the lease ended during the copy")
 	}
+	lease := g.Lease
+	if in.p.account() {
+		// Counted from before the owner looked at its clock.
+		if by := in.began.Add(time.Duration(in.header.LeaseUS) * time.Microsecond); by.Before(lease) {
+			lease = by
+		}
+	}
 	return &Pulled{
+		Lease: lease,
 		Grant: g, KVRequest: in.header.RequestID, PromptTokens: in.header.PromptTokens, KVBytes: g.KVBytes,
 		KVDigest: kvpool.Digest(in.sum).String(), Reference: in.header.Reference, First: in.header.First,
 	}, nil

@@ -38,4 +38,11 @@
 // Grant epochs of one request rise. The owner remembers the last one it served
 // until the pages are gone, and serves each once, whether or not the transfer
 // came to its end; a later grant ends the transfer of an earlier one.
+//
+// # Engines that keep their KV
+//
+// Where the pool is an account of an engine's own memory, no pages frames are
+// sent: the header carries the engine's reference, byte for byte, and the sum is
+// the reference's. It leaves once, under whatever grant came first, since it may
+// be good for one use only. With it goes what is left of its lease, as a span.
 package handoff

@@ -127,6 +127,7 @@ type header struct {
 	Layout       string `json:"layout"`
 	Reference    []byte `json:"reference,omitempty"`
 	First        []byte `json:"first,omitempty"`
+	LeaseUS      int64  `json:"lease_us,omitempty"` // with a reference: what is left of the lease, by the owner's clock
 }
 
 func parseHeader(b []byte) (*header, error) {

@@ -18,9 +18,9 @@ type Offer struct {
 	Tenant       string
 	Alloc        *kvpool.Allocation
 	PromptTokens int
-	Digest       kvpool.Digest // of all pages, under Key
+	Digest       kvpool.Digest // of what is handed off, under Key: all pages; of an account, Reference
 	Key          uint64        // see events.KVKey
-	Lease        time.Time     // the pages are gone after it
+	Lease        time.Time     // the KV is gone after it
 	Reference    []byte        // opaque, see engine.Prefilled
 	First        []byte        // the token that prefill computed
 }
@@ -31,7 +31,8 @@ type offer struct {
 	Offer
 	runs []events.PageRun
 
-	last    int // epoch of the last grant that was served
+	last    int  // epoch of the last grant that was served
+	left    bool // an engine's reference is on its way to a puller, or was
 	open    []*transfer
 	revoked bool          // nothing may leave any more
 	closing bool          // no further transfer begins
@@ -47,6 +48,8 @@ func (s *Server) Offer(o Offer) error {
 		return errors.New("offer: the pages are not the request's")
 	case o.PromptTokens < 1 || o.Lease.IsZero():
 		return errors.New("offer: want prompt tokens and a lease")
+	case s.account() && len(o.Reference) == 0:
+		return errors.New("offer: pages of an account are handed off by the engine's reference, and there is none")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,8 +120,11 @@ func (s *Server) begin(g *events.Grant, conn *channel) (*transfer, error) {
 	if !s.cfg.Guards.NoLease && !s.cfg.Clock().Before(o.Lease) {
 		return nil, events.NewError(events.CodeLeaseOver, "the lease of the pages is over")
 	}
-	if err := o.agrees(g, s.cfg.Layout, s.cfg.Pool.PageBytes()); err != nil && !s.cfg.Guards.NoTable {
+	if err := o.agrees(g, s.cfg.Layout, s.kvBytes(o)); err != nil && !s.cfg.Guards.NoTable {
 		return nil, err
+	}
+	if o.left && !s.cfg.Guards.NoOnce {
+		return nil, events.NewError(events.CodeGrantUsed, "the engine's reference has left already")
 	}
 	if g.GrantEpoch <= o.last && !s.cfg.Guards.NoOnce {
 		return nil, events.NewError(events.CodeGrantUsed, fmt.Sprintf("grant epoch %d, epoch %d was served", g.GrantEpoch, o.last))
@@ -138,8 +144,7 @@ func (s *Server) begin(g *events.Grant, conn *channel) (*transfer, error) {
 }
 
 // agrees compares a grant with what is on record here.
-func (o *offer) agrees(g *events.Grant, layout string, pageBytes int) error {
-	bytes := int64(events.Pages(o.runs)) * int64(pageBytes)
+func (o *offer) agrees(g *events.Grant, layout string, bytes int64) error {
 	switch {
 	case !slices.Equal(g.Pages, o.runs):
 		code := events.CodePageOwner
@@ -156,6 +161,39 @@ func (o *offer) agrees(g *events.Grant, layout string, pageBytes int) error {
 	case g.KVBytes != bytes || g.KVDigest != o.Digest.String():
 		return events.NewError(events.CodeDigestMismatch, "size or digest of the KV differs")
 	}
+	return nil
+}
+
+// account says whether the pages only stand for an engine's own memory. What is
+// handed off is then the engine's reference to it, and not bytes of pages.
+func (s *Server) account() bool { return s.cfg.Pool.PageBytes() == 0 }
+
+// kvBytes is the size of what is handed off.
+func (s *Server) kvBytes(o *offer) int64 {
+	if s.account() {
+		return int64(len(o.Reference))
+	}
+	return int64(events.Pages(o.runs)) * int64(s.cfg.Pool.PageBytes())
+}
+
+// release lets an engine's reference go, which happens once: unlike pages, it
+// cannot be copied again, since whoever has it may have used it up. A transfer
+// that breaks after this point ends the request.
+func (s *Server) release(t *transfer) error {
+	if !s.account() {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case t.offer.left && !s.cfg.Guards.NoOnce:
+		return events.NewError(events.CodeGrantUsed, "the engine's reference has left already")
+	case t.superseded:
+		return events.NewError(events.CodeGrantEpoch, "a later grant took the transfer's place")
+	case (t.offer.revoked || t.offer.closing) && !s.cfg.Guards.NoHeld:
+		return events.NewError(events.CodeUnknownRequest, "the offer was revoked")
+	}
+	t.offer.left = true
 	return nil
 }
 

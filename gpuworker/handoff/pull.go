@@ -81,8 +81,12 @@ type Pulled struct {
 	KVDigest     string // summed over what arrived
 	Reference    []byte
 	First        []byte
+	Lease        time.Time // the KV is gone after it, by this clock
 	Duration     time.Duration
 }
+
+// account says whether the pages only stand for an engine's own memory.
+func (p *Puller) account() bool { return p.cfg.Pool.PageBytes() == 0 }
 
 // Pull fetches the KV that the grant allows. Where it returns an error, nothing
 // in Into may be used; see [CodeOf] for the reason on record.
@@ -136,7 +140,7 @@ func (p *Puller) open(job Pull) (*events.Grant, error) {
 		return g, events.NewError(events.CodeWrongWorker, "the grant is for another worker")
 	case g.WorkerEpoch != c.Epoch:
 		return g, events.NewError(events.CodeWorkerEpoch, "the grant is for another life of this worker")
-	case g.Layout != c.Layout || g.KVBytes != int64(pages)*int64(c.Pool.PageBytes()):
+	case g.Layout != c.Layout || !p.account() && g.KVBytes != int64(pages)*int64(c.Pool.PageBytes()):
 		return g, events.NewError(events.CodeIncompatible, "page layouts differ")
 	case pages < 1 || pages > job.Into.Pages():
 		return g, events.NewError(events.CodeReservation, fmt.Sprintf("%d pages granted, %d reserved", pages, job.Into.Pages()))
@@ -177,7 +181,7 @@ func (p *Puller) dial(ctx context.Context, g *events.Grant) (*channel, error) {
 // receive speaks the protocol, start to end.
 func (p *Puller) receive(conn *channel, g *events.Grant, job Pull, write *kvpool.Write) (*Pulled, error) {
 	start := time.Now()
-	in := &arrival{p: p, grant: g, key: job.Key, write: write}
+	in := &arrival{p: p, grant: g, key: job.Key, write: write, began: p.cfg.Clock()}
 	var err error
 	if in.script, err = p.prove(conn, job.Grant); err != nil {
 		return nil, err
@@ -274,7 +278,7 @@ func (p *Puller) patience(g *events.Grant) (time.Duration, error) {
 
 // pages receives all pages in order.
 func (p *Puller) pages(conn *channel, r io.Reader, in *arrival) error {
-	size, total := p.cfg.Pool.PageBytes(), events.Pages(in.grant.Pages)
+	size, total := p.cfg.Pool.PageBytes(), in.due()
 	for in.at < total {
 		if err := p.deadline(conn, in.grant); err != nil {
 			return err

@@ -107,7 +107,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg:    cfg,
-		chunk:  max(1, cfg.ChunkBytes/cfg.Pool.PageBytes()),
+		chunk:  max(1, cfg.ChunkBytes/max(1, cfg.Pool.PageBytes())),
 		slots:  make(chan struct{}, cfg.MaxTransfers),
 		offers: make(map[string]*offer),
 	}

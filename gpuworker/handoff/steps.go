@@ -80,7 +80,11 @@ func (s *Server) Begin(o *Opening) (*Sending, error) {
 	if x.t, err = s.begin(g, conn); err != nil {
 		return nil, fmt.Errorf("check grant: %w", err)
 	}
-	if x.head, err = s.head(x.t); err == nil {
+	x.sum = s.sum(x.t)
+	if err = s.release(x.t); err == nil {
+		x.head, err = s.head(x.t)
+	}
+	if err == nil {
 		err = x.may()
 	}
 	if err != nil {
@@ -106,7 +110,7 @@ func (x *Sending) may() error {
 func (x *Sending) Header() []byte { return x.head }
 
 // Pages is how many pages are sent.
-func (x *Sending) Pages() int { return x.t.pin.Pages() }
+func (x *Sending) Pages() int { return x.s.pages(x.t) }
 
 // Copy copies the next pages into staging. It is false where none is left.
 func (x *Sending) Copy() (bool, error) {
@@ -164,7 +168,7 @@ func (p *Puller) Begin(job Pull, nonce []byte) (*Receiving, *Opening, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("pull: %w", err)
 	}
-	return &Receiving{&arrival{p: p, grant: g, key: job.Key, write: write, script: o.transcript()}}, o, nil
+	return &Receiving{&arrival{p: p, grant: g, key: job.Key, write: write, began: p.cfg.Clock(), script: o.transcript()}}, o, nil
 }
 
 // Header takes the owner's header.
@@ -173,8 +177,11 @@ func (r *Receiving) Header(raw []byte) error { return r.in.head(raw) }
 // Pages takes pages. They must be whole, in order, and no more than granted.
 func (r *Receiving) Pages(first uint32, body []byte) error {
 	size := r.in.p.cfg.Pool.PageBytes()
+	if size == 0 {
+		return fmt.Errorf("%w: pages of an account", errFrame)
+	}
 	n := len(body) / size
-	if len(body)%size != 0 || r.in.at+n > events.Pages(r.in.grant.Pages) {
+	if len(body)%size != 0 || r.in.at+n > r.in.due() {
 		return fmt.Errorf("%w: %d bytes at page %d", errFrame, len(body), r.in.at)
 	}
 	if _, err := r.in.p.patience(r.in.grant); err != nil {
@@ -186,7 +193,7 @@ func (r *Receiving) Pages(first uint32, body []byte) error {
 // End takes the trailer and judges what arrived. Where pages are missing it is an
 // error. A puller without the guard for it needs no trailer.
 func (r *Receiving) End(trailer []byte) (*Pulled, error) {
-	if r.in.header == nil || r.in.at != events.Pages(r.in.grant.Pages) {
+	if r.in.header == nil || r.in.at != r.in.due() {
 		return nil, fmt.Errorf("%w: the end at page %d", errFrame, r.in.at)
 	}
 	if !r.in.p.cfg.Guards.NoPullTrailer {

@@ -138,7 +138,10 @@ func (s *Server) check(g *events.Grant, conn *channel, script, proof []byte) err
 // this transfer, summed, and sent only after its pages were found to be the
 // request's still; staging is wiped however it ends.
 func (s *Server) send(t *transfer, script []byte, r *Result) error {
-	size, pages := s.cfg.Pool.PageBytes(), t.pin.Pages()
+	size, pages := s.cfg.Pool.PageBytes(), s.pages(t)
+	if err := s.release(t); err != nil {
+		return err
+	}
 	head, err := s.head(t)
 	if err != nil {
 		return err
@@ -150,7 +153,7 @@ func (s *Server) send(t *transfer, script []byte, r *Result) error {
 	buf := s.staging.Get().(*[]byte)
 	used := frameHead + pagesHead + min(s.chunk, pages)*size // never more than in the first chunk
 	defer func() { clear((*buf)[:used]); s.staging.Put(buf) }()
-	var sum uint64
+	sum := s.sum(t)
 	for from := 0; from < pages; from += s.chunk {
 		to := min(from+s.chunk, pages)
 		frame := (*buf)[:frameHead+pagesHead+(to-from)*size]
@@ -176,14 +179,35 @@ func (s *Server) send(t *transfer, script []byte, r *Result) error {
 	return s.write(t, appendFrame(nil, frameTrailer, end))
 }
 
+// pages is how many pages are sent: of an account, none.
+func (s *Server) pages(t *transfer) int {
+	if s.account() {
+		return 0
+	}
+	return t.pin.Pages()
+}
+
+// sum is that of what goes before the pages: of an engine's reference, which
+// stands for all of them, and 0 otherwise.
+func (s *Server) sum(t *transfer) uint64 {
+	if s.account() {
+		return kvpool.Sum(t.offer.Key, 0, t.offer.Reference)
+	}
+	return 0
+}
+
 // head is the header frame's payload.
 func (s *Server) head(t *transfer) ([]byte, error) {
-	pages := t.pin.Pages()
-	b, err := json.Marshal(header{
+	h := header{
 		RequestID: t.offer.RequestID, GrantEpoch: t.grant.GrantEpoch, PromptTokens: t.offer.PromptTokens,
-		Pages: pages, KVBytes: int64(pages) * int64(s.cfg.Pool.PageBytes()), KVDigest: t.offer.Digest.String(), Layout: s.cfg.Layout,
+		Pages: t.pin.Pages(), KVBytes: s.kvBytes(t.offer), KVDigest: t.offer.Digest.String(), Layout: s.cfg.Layout,
 		Reference: t.offer.Reference, First: t.offer.First,
-	})
+	}
+	if s.account() {
+		// A span and not a time: the two clocks need not agree.
+		h.LeaseUS = t.offer.Lease.Sub(s.cfg.Clock()).Microseconds()
+	}
+	b, err := json.Marshal(h)
 	if err != nil {
 		return nil, fmt.Errorf("encode header: %w", err)
 	}

@@ -30,4 +30,11 @@
 // store. A page that is read without having been written for its request makes
 // attention fail instead of answering from somebody else's text; a zeroed page
 // would be legal arithmetic and a silently wrong answer.
+//
+// # Accounts
+//
+// Where an engine keeps the KV to itself, the pool is an account of the engine's
+// memory: pages without bytes (Config.PageBytes is 0), with owners, generations,
+// reservations and a line to wait in like any others. It never promises more
+// than the engine has; it can neither scrub nor sum what lies there.
 package kvpool

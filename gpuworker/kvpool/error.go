@@ -14,6 +14,7 @@ var (
 	ErrFragmented = errors.New("kvpool: free pages are too scattered")
 	ErrTooLarge   = errors.New("kvpool: more pages than the pool has")
 	ErrReleased   = errors.New("kvpool: used after its release")
+	ErrAccount    = errors.New("kvpool: the pages are an account and hold no bytes")
 )
 
 // FullError is [ErrFull] with the figures.

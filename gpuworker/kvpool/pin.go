@@ -288,6 +288,9 @@ func (w *Write) Scatter(page int, src []byte) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	a, p := w.alloc, w.alloc.pool
+	if p.cfg.PageBytes == 0 {
+		return fmt.Errorf("scatter: %w", ErrAccount)
+	}
 	count := len(src) / p.cfg.PageBytes
 	switch {
 	case w.ended:

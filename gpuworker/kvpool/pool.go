@@ -26,7 +26,7 @@ const (
 // Config describes a pool.
 type Config struct {
 	Pages     int    // at least 1
-	PageBytes int    // a multiple of 8, at least 8
+	PageBytes int    // a multiple of 8; 0: the pages are an account of memory that lies elsewhere, and hold nothing
 	Epoch     uint64 // the worker's boot epoch; not zero, never used by an earlier boot
 
 	Scrub  ScrubMode    // zero value: poison
@@ -110,8 +110,10 @@ func New(cfg Config) (*Pool, error) {
 	switch {
 	case cfg.Pages < 1 || uint64(cfg.Pages) > 1<<32-1:
 		return nil, fmt.Errorf("kvpool: Pages is %d, want 1 to 2^32-1", cfg.Pages)
-	case cfg.PageBytes < 8 || cfg.PageBytes%8 != 0:
+	case cfg.PageBytes < 0 || cfg.PageBytes%8 != 0:
 		return nil, fmt.Errorf("kvpool: PageBytes is %d, want a multiple of 8", cfg.PageBytes)
+	case cfg.PageBytes == 0 && cfg.Device != nil:
+		return nil, fmt.Errorf("kvpool: PageBytes is 0: an account has no Device")
 	case cfg.Epoch == 0:
 		return nil, fmt.Errorf("kvpool: Epoch is 0")
 	case cfg.Scrub < ScrubPoison || cfg.Scrub > ScrubZero:

@@ -82,7 +82,8 @@ func code(err error) events.Code {
 
 func TestNewRefuses(t *testing.T) {
 	for _, cfg := range []Config{
-		{PageBytes: 8, Epoch: 1}, {Pages: 1, Epoch: 1}, {Pages: 1, PageBytes: 12, Epoch: 1},
+		{PageBytes: 8, Epoch: 1}, {Pages: 1, PageBytes: -8, Epoch: 1}, {Pages: 1, PageBytes: 12, Epoch: 1},
+		{Pages: 1, Epoch: 1, Device: newHost(1, 8)},
 		{Pages: 1, PageBytes: 8}, {Pages: 1, PageBytes: 8, Epoch: 1, Scrub: 9}, {Pages: 1 << 33, PageBytes: 8, Epoch: 1},
 	} {
 		if _, err := New(cfg); err == nil {

@@ -25,6 +25,8 @@ func (w *Write) Receive(r io.Reader, key uint64, page, count int) (sum uint64, e
 	switch {
 	case w.ended:
 		return 0, fmt.Errorf("receive: %w", ErrReleased)
+	case size == 0:
+		return 0, fmt.Errorf("receive: %w", ErrAccount)
 	case page < 0 || count < 1 || count > a.Pages()-page:
 		return 0, fmt.Errorf("kvpool: %d pages to receive at page %d of %d", count, page, a.Pages())
 	}

@@ -156,6 +156,10 @@ func transferScenarios() []Scenario {
 			}); err != nil {
 				return err
 			}
+			if w.Guarded {
+				call.Wait() // at once, by the machine's clock
+				return nil
+			}
 			return w.wait(ctx, call)
 		},
 		Unguarded: func(w *World) error {
@@ -226,6 +230,14 @@ func pageScenarios() []Scenario {
 			err := held(ctx, w.Prefill, enginefake.AtTransfer, 1)
 			leave()
 			alice.Wait()
+			if err == nil && w.Guarded {
+				// A gate lets alice's transfer end, and bob wait for her pages.
+				bob := w.Call(ctx, completion("bob"))
+				write()
+				decode()
+				bob.Wait()
+				return nil
+			}
 			if err == nil {
 				err = freed(ctx, w)
 			}

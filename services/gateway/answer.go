@@ -32,6 +32,14 @@ func (c *call) collect(ctx context.Context, w *answerWriter) *failure {
 			return p.err
 		}
 		answer.Usage.add(p.tokens)
+		if c.relay {
+			whole, err := wholeChoice(f, text)
+			if err != nil {
+				return err
+			}
+			answer.Choices = append(answer.Choices, whole)
+			continue
+		}
 		answer.Choices = append(answer.Choices, c.choice(f, replaceInvalid(text), p.finish))
 	}
 	c.receipts(w.Header())
@@ -61,9 +69,10 @@ func (c *call) stream(ctx context.Context, w *answerWriter) *failure {
 	c.receipts(w.Header())
 	s := newSSE(w)
 	texts := make([]runes, len(c.flights))
+	relayed := make([]lines, len(c.flights))
 	ended := make([]bool, len(c.flights))
 	total := usage{PromptTokens: c.promptTokens}
-	if c.req.chat {
+	if c.req.chat && !c.relay {
 		for _, f := range c.flights {
 			s.send(c.piece(f, "", true, ""))
 		}
@@ -77,15 +86,27 @@ func (c *call) stream(ctx context.Context, w *answerWriter) *failure {
 			if p.err != nil {
 				return p.err
 			}
-			shown := texts[i].push(text)
-			if p.done {
-				shown += texts[i].flush()
+			if c.relay {
+				choices, err := relayed[i].push(f, text, p.done)
+				if err != nil {
+					return err
+				}
+				for _, ch := range choices {
+					s.send(c.relayPiece(ch))
+				}
+			} else {
+				shown := texts[i].push(text)
+				if p.done {
+					shown += texts[i].flush()
+				}
+				if shown != "" {
+					s.send(c.piece(f, shown, false, ""))
+				}
+				if p.done {
+					s.send(c.piece(f, "", false, p.finish))
+				}
 			}
-			if shown != "" {
-				s.send(c.piece(f, shown, false, ""))
-			}
 			if p.done {
-				s.send(c.piece(f, "", false, p.finish))
 				total.add(p.tokens)
 				ended[i], left = true, left-1
 			}
@@ -172,12 +193,12 @@ func (u *usage) add(completion int) {
 
 // completion is an answer, or a piece of one.
 type completion struct {
-	ID      string   `json:"id"`
-	Object  string   `json:"object"`
-	Created int64    `json:"created"`
-	Model   string   `json:"model"`
-	Choices []choice `json:"choices"`
-	Usage   *usage   `json:"usage,omitempty"`
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	Model   string `json:"model"`
+	Choices []any  `json:"choices"` // choice or relayChoice
+	Usage   *usage `json:"usage,omitempty"`
 }
 
 type choice struct {
@@ -221,10 +242,10 @@ func (c *call) piece(f *flight, text string, role bool, finish events.FinishReas
 	default:
 		ch.Delta = &turn{Content: &text}
 	}
-	return completion{ID: c.answerID(), Object: c.object(".chunk"), Created: c.created.Unix(), Model: c.req.model, Choices: []choice{ch}}
+	return completion{ID: c.answerID(), Object: c.object(".chunk"), Created: c.created.Unix(), Model: c.req.model, Choices: []any{ch}}
 }
 
 // usagePiece is the last event of a stream that was asked for its usage.
 func (c *call) usagePiece(u usage) completion {
-	return completion{ID: c.answerID(), Object: c.object(".chunk"), Created: c.created.Unix(), Model: c.req.model, Choices: []choice{}, Usage: &u}
+	return completion{ID: c.answerID(), Object: c.object(".chunk"), Created: c.created.Unix(), Model: c.req.model, Choices: []any{}, Usage: &u}
 }

@@ -16,6 +16,7 @@ type call struct {
 	g            *Gateway
 	id           string // of the first lifecycle
 	req          *request
+	relay        bool // the engine reads the client's body, and writes the pieces of the answer
 	tenant       *Tenant
 	under        events.DigestKey // what the digests of the request are derived from
 	trace        string

@@ -66,6 +66,11 @@ func (g *Gateway) understand(w http.ResponseWriter, r *http.Request, chat bool, 
 	if f != nil {
 		return nil, f
 	}
+	if len(g.cfg.Relays) > 0 {
+		if c, f, ours := g.understandRelayed(r, b, chat, body); ours {
+			return c, f
+		}
+	}
 	req, err := parseRequest(b, chat, g.cfg.Limits.Choices)
 	if err != nil {
 		return nil, misread(err)
@@ -118,10 +123,11 @@ func (g *Gateway) newCall(r *http.Request, x *exchange, req *request, prompt []b
 	if !c.lease.set(int64(pinned)) {
 		return nil, newFailure(events.CodeOverloaded, "the gateway has no room for more prompts")
 	}
-	if !req.hasTemperature {
+	c.relay = req.relay
+	if !req.hasTemperature && !req.relay {
 		req.temperature = g.cfg.Temperature
 	}
-	if !req.hasSeed {
+	if !req.hasSeed && !req.relay {
 		var b [8]byte
 		rand.Read(b[:])
 		req.seed = int64(binary.BigEndian.Uint64(b[:]) >> 1)
@@ -139,9 +145,11 @@ func (g *Gateway) newCall(r *http.Request, x *exchange, req *request, prompt []b
 			id = u.String()
 		}
 		// The choices of one request differ, also where its seed is fixed.
-		sampling, err := events.AppendSampling(nil, &events.Sampling{
-			MaxTokens: req.maxTokens, Stop: req.stop, Temperature: req.temperature, Seed: req.seed + int64(i),
-		})
+		how := events.Sampling{MaxTokens: req.maxTokens, Stop: req.stop, Temperature: req.temperature, Seed: req.seed + int64(i)}
+		if req.relay {
+			how = req.relayed(i)
+		}
+		sampling, err := events.AppendSampling(nil, &how)
 		if err != nil {
 			c.freePrompt()
 			return nil, newFailure(events.CodeInternal, "the sampling of choice "+strconv.Itoa(i)+" cannot be encoded")

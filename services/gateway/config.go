@@ -42,6 +42,15 @@ type Disclosures interface {
 	Put(ctx context.Context, key events.DigestKey, tenant, requestID string, fields []events.Disclosure) error
 }
 
+// Relay counts for a model whose engines read the client's body themselves: the
+// gateway then understands what it must, and sends the rest on as it came. It is
+// called concurrently.
+type Relay interface {
+	// Count is the number of tokens in a body's prompt, as the engine's own template
+	// and tokenizer make them. An *events.Error is what the client gets.
+	Count(ctx context.Context, body []byte) (int, error)
+}
+
 // Guards can be taken away, one at a time, so that a test sees what each one
 // stops. The zero value has them all.
 type Guards struct {
@@ -57,6 +66,7 @@ type Config struct {
 	Client    Lifecycle
 	Tenants   *Tenants
 	Models    map[string]Tokenizer
+	Relays    map[string]Relay // models whose engines read the client's body; in Models or here
 	Logger    *slog.Logger     // nil: none
 	Now       func() time.Time // nil: time.Now
 	Guards    Guards
@@ -116,7 +126,7 @@ func (c *Config) complete() error {
 		return errors.New("gateway: tenants are needed")
 	case len(c.DigestSecret) < 32:
 		return errors.New("gateway: the digest secret has fewer than 32 bytes")
-	case len(c.Models) == 0:
+	case len(c.Models)+len(c.Relays) == 0:
 		return errors.New("gateway: no model is configured")
 	case c.Temperature < 0 || c.Temperature > maxTemperature:
 		return fmt.Errorf("gateway: temperature %v is not within 0 and %d", c.Temperature, maxTemperature)
@@ -124,6 +134,11 @@ func (c *Config) complete() error {
 	for name, t := range c.Models {
 		if !events.ValidModel(name) || t == nil {
 			return fmt.Errorf("gateway: model %q: want a valid name and a tokenizer", name)
+		}
+	}
+	for name, r := range c.Relays {
+		if !events.ValidModel(name) || r == nil || c.Models[name] != nil {
+			return fmt.Errorf("gateway: model %q: want a valid name, a relay, and no tokenizer beside it", name)
 		}
 	}
 	if c.Logger == nil {

@@ -49,11 +49,13 @@ func within(outer string, err error) error {
 // bytes. Two readers of a body then cannot disagree about what it asks for.
 //
 // It consumes its input: strings are unescaped in place, so that a prompt of
-// many megabytes is held once. What it returns aliases the body.
+// many megabytes is held once. What it returns aliases the body. Where the body
+// itself is sent on (keep), it only reads.
 type cursor struct {
 	b     []byte
 	i     int
 	depth int
+	keep  bool // leave the input as it is: strings with escapes are copied
 }
 
 func newCursor(b []byte) (*cursor, error) {
@@ -185,6 +187,9 @@ func (c *cursor) text() ([]byte, error) {
 	if !c.is('"') {
 		return nil, bad("want a string")
 	}
+	if c.keep {
+		return c.kept(true)
+	}
 	start, w, from := c.i, c.i, c.i // from: of the plain bytes that are not moved yet
 	for c.i < len(c.b) {
 		switch b := c.b[c.i]; {
@@ -212,6 +217,39 @@ func (c *cursor) text() ([]byte, error) {
 			return nil, bad("a string holds an invalid escape")
 		}
 		w += utf8.EncodeRune(c.b[w:c.i], r) // an escape is never shorter than what it stands for
+		from = c.i
+	}
+	return nil, bad("a string does not end")
+}
+
+// kept reads the rest of a string and leaves its bytes alone. Where it is not
+// wanted, it is only checked.
+func (c *cursor) kept(wanted bool) ([]byte, error) {
+	start, from := c.i, c.i
+	var out []byte // nil: no escape so far
+	for c.i < len(c.b) {
+		switch b := c.b[c.i]; {
+		case b != '"' && b != '\\' && b >= ' ':
+			c.i++
+			continue
+		case b == '"':
+			end := c.i
+			c.i++
+			if out == nil {
+				return c.b[start:end:end], nil
+			}
+			return append(out, c.b[from:end]...), nil
+		case b < ' ':
+			return nil, bad("a control character stands unescaped in a string")
+		}
+		end := c.i
+		r, ok := c.escape()
+		if !ok {
+			return nil, bad("a string holds an invalid escape")
+		}
+		if wanted {
+			out = utf8.AppendRune(append(out, c.b[from:end]...), r)
+		}
 		from = c.i
 	}
 	return nil, bad("a string does not end")
@@ -370,6 +408,11 @@ func (c *cursor) skip() error {
 	case '[':
 		return c.array(func(int) error { return c.skip() })
 	case '"':
+		if c.keep {
+			c.i++
+			_, err := c.kept(false)
+			return err
+		}
 		_, err := c.text()
 		return err
 	case 't', 'f':

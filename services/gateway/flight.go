@@ -301,11 +301,12 @@ func (f *flight) lose(why string) progress {
 
 // part is what a worker may have of the request: nothing once it has ended, and
 // no prompt once it is prefilled. Nobody needs it then, and request ids are no
-// secret among workers.
+// secret among workers. An engine that keeps its KV reads the body for decode,
+// too.
 func (f *flight) part(name string) []byte {
 	f.mu.Lock()
 	final := f.closed || f.state.Final() || f.lost != nil
-	waits := order(f.state) <= order(events.Admitted)
+	waits := order(f.state) <= order(events.Admitted) || f.call.relay
 	f.mu.Unlock()
 	switch {
 	case final:

@@ -83,7 +83,7 @@ func (g *Gateway) serveReady(w http.ResponseWriter, r *http.Request) {
 	}
 	models, quarantined := []string{}, false
 	for _, m := range v.Models {
-		if _, mine := g.cfg.Models[m.Model]; mine && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
+		if g.serves(m.Model) && m.PrefillNodes > 0 && m.DecodeNodes > 0 {
 			if m.Quarantined {
 				quarantined = true
 			} else {
@@ -150,6 +150,9 @@ func (g *Gateway) serveModels(w http.ResponseWriter, r *http.Request) {
 	v, _ := g.info(r.Context()) // the list stands without it
 	list := []modelObject{}
 	for name := range g.cfg.Models {
+		list = append(list, g.model(v, name))
+	}
+	for name := range g.cfg.Relays {
 		list = append(list, g.model(v, name))
 	}
 	slices.SortFunc(list, func(a, b modelObject) int {

@@ -25,6 +25,9 @@ type request struct {
 	hasStreamOptions    bool
 	user                string // the client's name for its user
 	safetyIdentifier    string // the same, by its later name
+
+	relay     bool // prompt is the client's body, without what is the gateway's
+	minTokens int
 }
 
 // parseRequest reads a body, which it consumes. An error is a *bodyError.
@@ -69,9 +72,9 @@ func (r *request) check(choices int) error {
 	switch {
 	case r.model == "":
 		return within("model", bad("is required"))
-	case !r.chat && len(r.prompt) == 0:
+	case !r.chat && len(r.prompt) == 0 && !r.relay:
 		return within("prompt", bad("is required, and must not be empty"))
-	case r.chat && len(r.messages) == 0:
+	case r.chat && len(r.messages) == 0 && !r.relay:
 		return within("messages", bad("is required, and must not be empty"))
 	case r.n < 1 || r.n > choices:
 		return within("n", bad("want an integer from 1 to "+strconv.Itoa(choices)))

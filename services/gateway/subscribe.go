@@ -54,7 +54,7 @@ func (g *Gateway) takeOutput(m *nats.Msg) {
 // pdgate.prompt.<gateway>.<role>.<worker>.<request id>.
 //
 // The prompt goes to prefill workers; decode works from KV, and gets only how to
-// continue. Answers are binary frames to inboxes: nothing that a client wrote
+// continue, unless its engine reads the client's body itself. Answers are binary frames to inboxes: nothing that a client wrote
 // can become a command, wherever a reply subject points.
 func (g *Gateway) servePrompt(m *nats.Msg) {
 	t := strings.Split(m.Subject, ".")
@@ -67,14 +67,14 @@ func (g *Gateway) servePrompt(m *nats.Msg) {
 		return
 	}
 	role := events.Role(t[3])
+	f := g.flight(t[5])
 	may := role == events.RolePrefill && (q.Part == events.PartPrompt || q.Part == events.PartSampling) ||
-		role == events.RoleDecode && q.Part == events.PartSampling
-	if !may {
+		role == events.RoleDecode && (q.Part == events.PartSampling || q.Part == events.PartPrompt && f != nil && f.call.relay)
+	switch {
+	case !may:
 		g.refusePrompt(m, events.CodeForbidden)
 		return
-	}
-	f := g.flight(t[5])
-	if f == nil {
+	case f == nil:
 		g.refusePrompt(m, events.CodePromptUnavailable)
 		return
 	}

@@ -41,7 +41,11 @@ func checkDuration(flag string, d time.Duration) error {
 }
 
 func (e *engineFlags) check() error {
-	return firstOf(checkModels("model", e.model), atLeast("threads", e.threads, 0), atLeast("max-input", e.maxInput, 0))
+	var err error
+	if e.model != "" {
+		err = checkModels("model", e.model)
+	}
+	return firstOf(err, atLeast("threads", e.threads, 0), atLeast("max-input", e.maxInput, 0), atLeast("context", e.context, 0))
 }
 
 // checkDataPlane judges an address for pulls; empty is the default.

@@ -14,6 +14,7 @@ func (a *app) gatewayCommand() *cobra.Command {
 	var (
 		r               remote
 		eng             engineFlags
+		nodes           external
 		p               gatewayPart
 		address, tenant string
 		adm             adminFlags
@@ -24,10 +25,11 @@ func (a *app) gatewayCommand() *cobra.Command {
 		Short: "Run a gateway",
 		Long: `gateway runs the OpenAI-compatible HTTP edge against a NATS server elsewhere. Keys:
 gateway-<name>.nk and digest-secret.key. Its engine flags must be those of the
-workers: it counts tokens as they will.`,
+workers: it counts tokens as they will. For vllm and sglang, --prefill and
+--decode name the nodes that are asked to count.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := firstOf(checkName("name", p.name), eng.check(), checkDuration("drain", p.drain), adm.check())
-			if err == nil {
+			err := firstOf(checkName("name", p.name), eng.check(), nodes.open(eng.engine, eng.context, a.log), checkDuration("drain", p.drain), adm.check())
+			if err == nil && !nodes.on() {
 				p.engine, err = eng.config(0)
 			}
 			if err != nil {
@@ -45,6 +47,12 @@ workers: it counts tokens as they will.`,
 			}
 			if p.tenants, err = gateway.LoadTenants(tenant); err != nil {
 				return err
+			}
+			if nodes.on() {
+				p.nodes = &nodes
+				if p.engine.Model, err = nodes.model(cmd.Context(), eng.model, a.log); err != nil {
+					return err
+				}
 			}
 			secure, err := https.config()
 			if err != nil {
@@ -82,6 +90,7 @@ workers: it counts tokens as they will.`,
 	eng.add(f)
 	adm.add(f)
 	https.add(f)
+	nodes.add(f)
 	f.StringVar(&p.name, "name", "gw1", "name of the gateway")
 	f.StringVar(&address, "listen", "127.0.0.1:8080", "address to listen on")
 	f.StringVar(&tenant, "tenants", "", "tenants file (default: tenants.yaml in the data directory)")

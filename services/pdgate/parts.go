@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -158,9 +159,9 @@ type engineFlags struct {
 }
 
 func (e *engineFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&e.engine, "engine", "ref", "engine: ref, or faulty (ref with the bug of the public incident)")
-	f.StringVar(&e.model, "model", "ref", "name of the model that is served")
-	f.IntVar(&e.context, "context", engine.DefaultContextTokens, "longest prompt and completion, in tokens")
+	f.StringVar(&e.engine, "engine", "ref", "engine: ref, faulty (ref with the bug of the public incident), vllm or sglang")
+	f.StringVar(&e.model, "model", "", "name of the model that is served (default: ref; of vllm and sglang, what their nodes serve)")
+	f.IntVar(&e.context, "context", 0, "longest prompt and completion, in tokens (0: 131072; of vllm and sglang, what their nodes say)")
 	f.IntVar(&e.maxInput, "max-input", 0, "longest prompt, in tokens (0: what the prefill pool and the context hold)")
 	f.IntVar(&e.threads, "threads", 0, "threads of one engine call (0: one for each CPU)")
 }
@@ -168,7 +169,9 @@ func (e *engineFlags) add(f *pflag.FlagSet) {
 // config makes the engine's configuration, and has the engine judge it. pool is
 // the prefill pool in tokens; 0 where it is not known.
 func (e *engineFlags) config(pool int) (engine.Config, error) {
-	c := engine.Config{Name: e.engine, Model: e.model, ContextTokens: e.context, MaxInputTokens: e.maxInput, Threads: e.threads}
+	c := engine.Config{
+		Name: e.engine, Model: cmp.Or(e.model, "ref"), ContextTokens: cmp.Or(e.context, engine.DefaultContextTokens), MaxInputTokens: e.maxInput, Threads: e.threads,
+	}
 	if c.MaxInputTokens == 0 && pool > 0 {
 		c.MaxInputTokens = min(pool, c.ContextTokens)
 	}
@@ -199,6 +202,7 @@ type gatewayPart struct {
 	name    string
 	tenants *gateway.Tenants
 	engine  engine.Config
+	nodes   *external // those of an external engine; nil: the engine is ours
 	guards  gateway.Guards
 	hooks   hooks
 	drain   time.Duration
@@ -217,9 +221,20 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 	if err != nil {
 		return err
 	}
-	eng, err := engine.New(p.engine)
-	if err != nil {
-		return err
+	cfg := gateway.Config{}
+	if p.nodes.on() {
+		c, err := p.nodes.counter(log)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		cfg.Relays = map[string]gateway.Relay{p.engine.Model: c}
+	} else {
+		eng, err := engine.New(p.engine)
+		if err != nil {
+			return err
+		}
+		cfg.Models = map[string]gateway.Tokenizer{eng.Info().Model: tokenizer{eng}}
 	}
 	nc, err := dial(ctx, keyring.Gateway(p.name))
 	if err != nil {
@@ -234,10 +249,10 @@ func (p gatewayPart) run(ctx context.Context, l net.Listener, dial dial, ring *k
 	if err != nil {
 		return err
 	}
-	g, err := gateway.New(gateway.Config{
-		Name: p.name, Conn: nc, Client: hooked{cl, p.name, p.hooks.command}, DigestSecret: secret, TenantKeys: keys, Disclosures: store, Tenants: p.tenants, Guards: p.guards,
-		Models: map[string]gateway.Tokenizer{eng.Info().Model: tokenizer{eng}}, Timeouts: gateway.Timeouts{Drain: p.drain}, Logger: log,
-	})
+	cfg.Name, cfg.Conn, cfg.Client, cfg.DigestSecret, cfg.Tenants = p.name, nc, hooked{cl, p.name, p.hooks.command}, secret, p.tenants
+	cfg.TenantKeys, cfg.Disclosures = keys, store
+	cfg.Guards, cfg.Timeouts, cfg.Logger = p.guards, gateway.Timeouts{Drain: p.drain}, log
+	g, err := gateway.New(cfg)
 	if err != nil {
 		return err
 	}
@@ -280,7 +295,8 @@ type workerPart struct {
 	name        string
 	role        events.Role
 	engine      engine.Config
-	poolTokens  int
+	node        *node // of an external engine; nil: the engine is ours
+	poolTokens  int   // with a node 0 is what it says
 	listen      string
 	advertise   string
 	concurrency int
@@ -296,10 +312,16 @@ type workerPart struct {
 func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
 	for {
 		err := p.live(ctx, dial, ring, log)
-		if !errors.Is(err, gpuworker.ErrGone) || ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
+			return err
+		case errors.Is(err, gpuworker.ErrGone):
+			log.Warn("worker was taken for dead and starts a new life", "part", "worker", "worker_id", p.name)
+		case errors.Is(err, engine.ErrRestarted):
+			log.Warn("engine restarted, its worker starts a new life", "part", "worker", "worker_id", p.name)
+		default:
 			return err
 		}
-		log.Warn("worker was taken for dead and starts a new life", "part", "worker", "worker_id", p.name)
 	}
 }
 
@@ -313,6 +335,14 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	if err != nil {
 		return err
 	}
+	log = log.With("part", "worker")
+	var pairs *engine.Pairs
+	if p.node != nil {
+		if p.engine, p.poolTokens, err = p.node.config(ctx, p.engine.Model, p.poolTokens, log); err != nil {
+			return err
+		}
+		p.concurrency, pairs = p.node.concurrency(p.concurrency), p.node.pairs
+	}
 	eng, err := engine.New(p.engine)
 	if err != nil {
 		return err
@@ -324,7 +354,6 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	if p.poolTokens < info.PageTokens {
 		return fmt.Errorf("pool of %d tokens: want at least one page of %d", p.poolTokens, info.PageTokens)
 	}
-	log = log.With("part", "worker")
 	pool, err := kvpool.New(kvpool.Config{
 		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Scrub: p.guards.scrub, Logger: log,
 	})
@@ -346,7 +375,7 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	}
 	defer queue.Close() // an item that came too late goes to another worker at once
 	w, err := gpuworker.New(gpuworker.Config{
-		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Lifecycle: hooked{cl, p.name, p.hooks.command}, Queue: workQueue{queue}, Prompts: cl, Output: cl,
+		Name: p.name, Role: p.role, Model: info.Model, Engine: eng, Pool: pool, Pairs: pairs, Lifecycle: hooked{cl, p.name, p.hooks.command}, Queue: workQueue{queue}, Prompts: cl, Output: cl,
 		Identity: identity, Listen: p.listen, Advertise: p.advertise, Concurrency: p.concurrency, Guards: p.guards.worker, Logger: log,
 		GrantKeys: grantKeys(grant),
 		Preflight: func(ctx context.Context) error { return p.preflight(ctx, cl, pool.Epoch(), log) },

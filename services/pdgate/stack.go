@@ -33,9 +33,10 @@ type stack struct {
 	listen       string // of the gateway
 	audit        string // address of the auditor's read API; empty: no auditor
 	engine       engine.Config
-	lifecycles   int // replicas; 0: 1
-	gateways     int // 0: 1
-	prefill      int // number of workers
+	nodes        *external // those of an external engine; nil: the engine is ours
+	lifecycles   int       // replicas; 0: 1
+	gateways     int       // 0: 1
+	prefill      int       // number of workers
 	decode       int
 	prefillPool  int // tokens, each
 	decodePool   int
@@ -147,14 +148,17 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 		}
 		defer l.Close()
 		e.all = append(e.all, "http://"+l.Addr().String())
-		gate := gatewayPart{name: name, tenants: tenants, engine: s.engine, guards: s.guards.gateway, hooks: s.hooks, drain: s.drain, admin: s.ready,
+		gate := gatewayPart{name: name, tenants: tenants, engine: s.engine, nodes: s.nodes, guards: s.guards.gateway, hooks: s.hooks, drain: s.drain, admin: s.ready,
 			ready: func() error { subscribed <- struct{}{}; return nil }}
 		gates = append(gates, part{"gateway", func(ctx context.Context) error { return gate.run(ctx, l, dial, ring, s.log) }})
 	}
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
-		for _, name := range names {
+		for i, name := range names {
 			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, allowRed: s.allowRed, guards: s.guards, hooks: s.hooks, ready: s.ready}
+			if s.nodes.on() {
+				w.node = s.nodes.node(name, role, s.nodes.of(role)[i])
+			}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}

@@ -208,7 +208,8 @@ func (log *record) tenantKey(id string) string {
 func (s *system) outcomes(log *record, r *reply) (all []statemachine.ClientOutcome) {
 	for i, id := range log.ids(r) {
 		o := statemachine.ClientOutcome{RequestID: id, Status: r.status, Complete: r.complete}
-		if r.status == http.StatusOK && r.complete && !strings.ContainsRune(r.texts[i], '\ufffd') {
+		// The output of an external engine is its pieces, which the gateway wraps anew.
+		if r.status == http.StatusOK && r.complete && !s.nodes.on() && !strings.ContainsRune(r.texts[i], '\ufffd') {
 			key, own := s.own[log.tenantKey(id)]
 			if !own {
 				key = events.DigestKey{Secret: s.secret}

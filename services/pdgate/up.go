@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ func (a *app) upCommand() *cobra.Command {
 		eng                     engineFlags
 		natsListen, durability  string
 		prefillPool, decodePool int
+		nodes                   external
 		s                       stack
 		adm                     adminFlags
 		can                     canaryFlags
@@ -40,19 +42,23 @@ process, with keys and log in the data directory. It prints a curl line that wor
 			if err == nil {
 				_, _, err = splitListen("audit-listen", s.audit)
 			}
-			if err == nil {
-				err = checkCounts(s.prefill, s.decode, prefillPool, decodePool)
-			}
-			err = firstOf(err, s.retention.check(), checkDurability("durability", durability), eng.check(),
+			err = firstOf(err, s.retention.check(), checkDurability("durability", durability), eng.check(), nodes.open(eng.engine, eng.context, a.log),
+				atLeast("pool-tokens", prefillPool, 0), atLeast("decode-pool-tokens", decodePool, 0),
 				atLeast("concurrency", s.concurrency, 0), atLeast("queue-limit", s.queueLimit, 0), adm.check())
-			if err == nil {
-				s.engine, err = eng.config(prefillPool)
-			}
-			if err == nil {
-				err = firstOf(checkMemory("pool-tokens", prefillPool, s.engine), checkMemory("decode-pool-tokens", decodePool, s.engine))
+			if err == nil && nodes.on() {
+				err = s.across(&nodes)
+			} else if err == nil {
+				s.prefillPool, s.decodePool = cmp.Or(prefillPool, defaultPool), cmp.Or(decodePool, 2*defaultPool)
+				err = s.within(&eng)
 			}
 			if err != nil {
 				return &usageError{err, cmd}
+			}
+			if nodes.on() {
+				s.engine.Name, s.prefillPool, s.decodePool = eng.engine, prefillPool, decodePool
+				if s.engine.Model, err = nodes.model(cmd.Context(), eng.model, a.log); err != nil {
+					return err
+				}
 			}
 			started := time.Now()
 			if s.admin, s.ready, err = a.admin(&adm); err != nil {
@@ -60,7 +66,6 @@ process, with keys and log in the data directory. It prints a curl line that wor
 			}
 			s.dir, s.log = a.data, a.log
 			s.durability = broker.Durability(durability)
-			s.prefillPool, s.decodePool = prefillPool, decodePool
 			s.tenants, s.drain = demoTenants, 5*time.Second
 			if s.canary, err = a.canarySchedule(&can, a.keyDir("")); err != nil {
 				return &usageError{err, cmd}
@@ -86,31 +91,51 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	eng.add(f)
 	adm.add(f)
 	can.addSchedule(f)
+	nodes.addWorker(f)
 	f.StringVar(&s.listen, "listen", "127.0.0.1:8080", "address that the gateway listens on")
 	f.StringVar(&s.audit, "audit-listen", "127.0.0.1:0", "address that the auditor's read API listens on")
 	f.StringVar(&natsListen, "nats-listen", "127.0.0.1:4222", "address that NATS listens on")
 	f.StringVar(&durability, "durability", string(broker.FsyncAlways), "fsync: on disk before an append is acknowledged; interval: within two minutes")
 	s.retention.add(f)
-	f.IntVar(&s.prefill, "prefill-workers", 1, "number of prefill workers")
-	f.IntVar(&s.decode, "decode-workers", 1, "number of decode workers")
-	f.IntVar(&prefillPool, "pool-tokens", 131_072, "KV pool of each prefill worker, in tokens")
-	f.IntVar(&decodePool, "decode-pool-tokens", 262_144, "KV pool of each decode worker, in tokens")
+	f.IntVar(&s.prefill, "prefill-workers", 1, "number of prefill workers (of vllm and sglang, one for each node)")
+	f.IntVar(&s.decode, "decode-workers", 1, "number of decode workers (of vllm and sglang, one for each node)")
+	f.IntVar(&prefillPool, "pool-tokens", 0, "KV pool of each prefill worker, in tokens (0: 131072; of vllm and sglang, what their nodes say)")
+	f.IntVar(&decodePool, "decode-pool-tokens", 0, "KV pool of each decode worker, in tokens (0: 262144; of vllm and sglang, what their nodes say)")
 	f.IntVar(&s.concurrency, "concurrency", 0, "requests that a worker works on at once (0: its own default)")
 	f.BoolVar(&s.allowRed, "allow-red", false, "let workers take work although the preflight finds that prefill and decode do not fit each other")
 	f.IntVar(&s.queueLimit, "queue-limit", 1024, "most requests that wait for prefill; above it clients get 503 (0: no limit)")
 	return c
 }
 
-func checkCounts(prefill, decode, prefillPool, decodePool int) error {
+// defaultPool is the prefill pool of an engine of ours where none is given, in
+// tokens; decode's is twice as large.
+const defaultPool = 131_072
+
+// within completes a stack whose engines are ours.
+func (s *stack) within(eng *engineFlags) (err error) {
 	switch {
-	case prefill < 1 || prefill > 64:
-		return fmt.Errorf("prefill-workers %d: want 1 to 64", prefill)
-	case decode < 1 || decode > 64:
-		return fmt.Errorf("decode-workers %d: want 1 to 64", decode)
-	case prefillPool < 1:
-		return fmt.Errorf("pool-tokens %d: want at least one page", prefillPool)
-	case decodePool < 1:
-		return fmt.Errorf("decode-pool-tokens %d: want at least one page", decodePool)
+	case s.prefill < 1 || s.prefill > mostWorkers:
+		return fmt.Errorf("prefill-workers %d: want 1 to %d", s.prefill, mostWorkers)
+	case s.decode < 1 || s.decode > mostWorkers:
+		return fmt.Errorf("decode-workers %d: want 1 to %d", s.decode, mostWorkers)
+	}
+	if s.engine, err = eng.config(s.prefillPool); err != nil {
+		return err
+	}
+	return firstOf(checkMemory("pool-tokens", s.prefillPool, s.engine), checkMemory("decode-pool-tokens", s.decodePool, s.engine))
+}
+
+// mostWorkers is how many of a role one process runs.
+const mostWorkers = 64
+
+// across completes a stack over the nodes of an external engine.
+func (s *stack) across(nodes *external) error {
+	s.nodes, s.prefill, s.decode = nodes, len(nodes.prefill), len(nodes.decode)
+	switch {
+	case s.prefill < 1 || s.prefill > mostWorkers:
+		return fmt.Errorf("prefill: %d nodes, want 1 to %d", s.prefill, mostWorkers)
+	case s.decode < 1 || s.decode > mostWorkers:
+		return fmt.Errorf("decode: %d nodes, want 1 to %d", s.decode, mostWorkers)
 	}
 	return nil
 }
@@ -217,24 +242,30 @@ func (a *app) greet(e endpoints, s *stack, took time.Duration) error {
 	if b, err := os.ReadFile(keyPath); err == nil {
 		key = strings.TrimSpace(string(b))
 	}
+	workers := fmt.Sprintf("%d prefill of %d tokens, %d decode of %d tokens, engine %s", s.prefill, s.prefillPool, s.decode, s.decodePool, s.engine.Name)
+	about, try := "Try it; the answer is in the prompt, and comes out of the KV cache:", `{"model":"`+s.engine.Model+`","max_tokens":24,"stop":"\n","prompt":"Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Japan?\nA: Tokyo\nQ: Who wrote Faust?\nA: Goethe\nQ: What is the capital of Japan?\nA:"}`
+	if s.nodes.on() {
+		workers = fmt.Sprintf("%d prefill, %d decode, engine %s", s.prefill, s.decode, s.engine.Name)
+		about, try = "Try it:", `{"model":"`+s.engine.Model+`","max_tokens":24,"prompt":"The capital of France is"}`
+	}
 	_, err := fmt.Fprintf(a.stdout, `pdgate is ready after %d ms.
 
   gateway  %s  (OpenAI API; model %q)
   nats     %s  (keys in %s)
   audit    %s  (signed log; token in keys/audit-token)
-  workers  %d prefill of %d tokens, %d decode of %d tokens, engine %s
+  workers  %s
   data     %s
 
-Try it; the answer is in the prompt, and comes out of the KV cache:
+%s
 
   curl -s %s/v1/completions \
     -H 'Authorization: Bearer %s' \
     -H 'Content-Type: application/json' \
-    -d '{"model":"%s","max_tokens":24,"stop":"\n","prompt":"Q: What is the capital of France?\nA: Paris\nQ: What is the capital of Japan?\nA: Tokyo\nQ: Who wrote Faust?\nA: Goethe\nQ: What is the capital of Japan?\nA:"}'
+    -d '%s'
 
 Then: pdgate request list%s
 
-`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), e.audit, s.prefill, s.prefillPool, s.decode, s.decodePool, s.engine.Name,
-		s.dir, e.http, key, s.engine.Model, a.dataFlag())
+`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), e.audit, workers,
+		s.dir, about, e.http, key, try, a.dataFlag())
 	return err
 }
