@@ -34,8 +34,9 @@ type GPU struct {
 	closed bool
 
 	stageSlots int
-	words      []byte // jobs and outs, on their way
-	results    []byte
+	words      []byte // jobs, on their way to the device
+	results    []byte // outs, on theirs from it
+	pinned     [][]byte
 }
 
 // GPUConfig describes a GPU's memory.
@@ -86,6 +87,16 @@ func NewGPU(drv Driver, cfg GPUConfig) (*GPU, error) {
 		}
 		*m.at, g.owned = p, append(g.owned, p)
 	}
+	for _, m := range []struct {
+		at    *[]byte
+		bytes int
+	}{{&g.words, maxList * jobBytes}, {&g.results, maxList * outBytes}} {
+		b, err := drv.Pinned(m.bytes)
+		if err != nil {
+			return nil, errors.Join(err, g.Close())
+		}
+		*m.at, g.pinned = b, append(g.pinned, b)
+	}
 	err := drv.Run(func(s Stream) error {
 		return errors.Join(s.Fill(g.meta, 0, int64(cfg.Pages)*tagBytes/4), g.wipe(s, g.stageSlots))
 	})
@@ -103,7 +114,10 @@ func (g *GPU) Close() error {
 	for _, p := range g.owned {
 		errs = append(errs, g.drv.Free(p))
 	}
-	g.owned, g.closed = nil, true
+	for _, b := range g.pinned {
+		errs = append(errs, g.drv.FreePinned(b))
+	}
+	g.owned, g.pinned, g.closed = nil, nil, true
 	return errors.Join(errs...)
 }
 
@@ -174,9 +188,6 @@ func appendJob(dst []byte, p events.PageRun, slot uint64, owner Owner) []byte {
 
 // report copies out what a launch on n pages reported, words for each.
 func (g *GPU) report(s Stream, n, words int) error {
-	if len(g.results) < maxList*outBytes {
-		g.results = make([]byte, maxList*outBytes)
-	}
 	return s.CopyOut(g.results[:8*n*words], g.outs)
 }
 
