@@ -17,9 +17,9 @@ func conform(t *testing.T, pageBytes int, open func(pages, pageBytes int) (Devic
 	}
 }
 
-// Pages smaller than a block's chunk, equal to it, and larger by part of one; and
-// those of ref.
-var conformanceSizes = []int{16, 4096, 12_288, 32 << 10, 40 << 10}
+// Pages that end with each of the eight vectors of a thread, and behind a whole
+// block; those of ref are among them.
+var conformanceSizes = []int{16, 4096, 8192, 12_288, 16 << 10, 20 << 10, 24 << 10, 28 << 10, 32 << 10, 40 << 10}
 
 func TestHostConforms(t *testing.T) {
 	for _, size := range append(conformanceSizes, 24) {

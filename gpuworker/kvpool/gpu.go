@@ -98,7 +98,9 @@ func NewGPU(drv Driver, cfg GPUConfig) (*GPU, error) {
 		*m.at, g.pinned = b, append(g.pinned, b)
 	}
 	err := drv.Run(func(s Stream) error {
-		return errors.Join(s.Fill(g.meta, 0, int64(cfg.Pages)*tagBytes/4), g.wipe(s, g.stageSlots))
+		// Memory that nobody has written is the same on every machine, also where a test
+		// has the poison left out.
+		return errors.Join(s.Fill(g.pool, 0, int64(cfg.Pages)*int64(cfg.PageBytes)/4), s.Fill(g.meta, 0, int64(cfg.Pages)*tagBytes/4), g.wipe(s, g.stageSlots))
 	})
 	if err != nil {
 		return nil, errors.Join(err, g.Close())

@@ -44,6 +44,7 @@ func Checks() []Check {
 		{"every wrong owner, generation and range", (*SelfTest).refused},
 		{"scrub and audit", (*SelfTest).scrub},
 		{"kernels alone: slots and torn copies", (*SelfTest).torn},
+		{"kernels alone: pages that are not there", (*SelfTest).missing},
 	}
 }
 
@@ -377,7 +378,11 @@ func (t *SelfTest) scrub() error {
 	tag := t.tags[1]
 	runs := t.runsOf(tag)
 	page := int(runs[0].Start)
-	for _, word := range []int{0, 1, t.PageBytes/8 - 2, t.PageBytes/8 - 1} {
+	changed := []int{0, 1, t.PageBytes/8 - 2, t.PageBytes/8 - 1}
+	for at := 0; at < t.PageBytes/8; at += 512 { // what a block's threads read at once
+		changed = append(changed, min(at+t.rng.IntN(512), t.PageBytes/8-1))
+	}
+	for _, word := range changed {
 		src := bytes.Repeat([]byte{0xff}, t.PageBytes)
 		src[8*word+3] ^= 1
 		if _, err := t.Device.Scatter(runs[:1], append(src, t.contents(runs[:1])[t.PageBytes:]...), tag.Owner, t.key, 0); err != nil {

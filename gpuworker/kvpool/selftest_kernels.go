@@ -111,6 +111,83 @@ func (t *SelfTest) tornScatter(l *lab, pool, meta, stage, list Ptr, staged []byt
 	return nil
 }
 
+// missing asks the kernels that go by a list for pages that are not there, which a
+// [GPU] never does, and the reference engine's for pages of another owner.
+func (t *SelfTest) missing() error {
+	if t.Driver == nil {
+		return nil
+	}
+	const pages = 2
+	vectors := uint64(t.PageBytes / 16)
+	chunks := (t.PageBytes + kernels.Chunk - 1) / kernels.Chunk
+	l := &lab{drv: t.Driver}
+	defer l.close()
+	data := t.random(pages * t.PageBytes)
+	pool, meta := l.memory(data), l.memory(words64(0, 0, 7, 70))
+	list := l.memory(words64(1, 2, 1<<40))
+	scrubbed, audited, retagged := l.memory(make([]byte, 24)), l.memory(make([]byte, 24)), l.memory(make([]byte, 8))
+	got, tags, result := make([]byte, len(data)), make([]byte, 32), make([]byte, 56)
+	if l.err != nil {
+		return l.err
+	}
+	err := l.drv.Run(func(s Stream) error {
+		return errors.Join(
+			s.Launch("kv_scrub", chunks, 3, uint64(pool), uint64(meta), pages, vectors, uint64(list), Poison, uint64(scrubbed)),
+			s.Launch("kv_audit", chunks, 3, uint64(pool), pages, vectors, uint64(list), Poison, uint64(audited)),
+			s.Launch("kv_retag", 1, 1, uint64(meta), pages, uint64(list), 3, 7, 71, 9, 90, uint64(retagged)),
+			s.CopyOut(got, pool), s.CopyOut(tags, meta),
+			s.CopyOut(result[:24], scrubbed), s.CopyOut(result[24:48], audited), s.CopyOut(result[48:], retagged))
+	})
+	if err != nil {
+		return err
+	}
+	threads := uint64(chunks * kernels.Threads)
+	for i, want := range []uint64{kernels.StatusOwner, kernels.StatusRange, kernels.StatusRange, vectors * 2, threads, threads, kernels.StatusGeneration | kernels.StatusRange} {
+		if v := leWord(result[8*i:]); v != want {
+			return differs(fmt.Sprintf("result %d", i), v, want)
+		}
+	}
+	if !bytes.Equal(got, data) || !bytes.Equal(tags, words64(0, 0, 7, 70)) {
+		return errors.New("a page or a tag was changed that was not to be")
+	}
+	if t.PageBytes != refPageBytes {
+		return nil
+	}
+	return t.foreignRef(l, pool, meta, data)
+}
+
+const refPageBytes = refPageTokens * 192
+
+// foreignRef: page 1 is 7's, and is asked for as 8's and in another generation.
+func (t *SelfTest) foreignRef(l *lab, pool, meta Ptr, data []byte) error {
+	const pages, vectors = 2, refPageBytes / 16
+	jobs := l.memory(words64(1, 0, 8, 70, 1, 0, 7, 71))
+	text, codes := l.memory(make([]byte, refWindow+2*refPageTokens)), l.memory(make([]byte, 256*8))
+	filled, scanned := l.memory(make([]byte, 8)), l.memory(make([]byte, 32))
+	got, result := make([]byte, len(data)), make([]byte, 40)
+	if l.err != nil {
+		return l.err
+	}
+	err := l.drv.Run(func(s Stream) error {
+		return errors.Join(
+			s.Launch("ref_fill", 1, 1, uint64(pool), uint64(meta), pages, vectors, uint64(jobs), uint64(text), uint64(codes), 0, 2*refPageTokens, uint64(filled)),
+			s.Launch("ref_scan", 1, 1, uint64(pool), uint64(meta), pages, vectors, uint64(jobs), 2*refPageTokens, 2*refPageTokens, uint64(scanned), 0, 0, 0, 0, 0, 0, 0),
+			s.CopyOut(got, pool), s.CopyOut(result[:8], filled), s.CopyOut(result[8:], scanned))
+	})
+	if err != nil {
+		return err
+	}
+	for i, want := range []uint64{kernels.StatusOwner | kernels.StatusGeneration, 0, kernels.StatusOwner, 0, kernels.StatusGeneration} {
+		if v := leWord(result[8*i:]); v != want {
+			return differs(fmt.Sprintf("reference engine: result %d", i), v, want)
+		}
+	}
+	if !bytes.Equal(got, data) {
+		return errors.New("reference engine: another owner's page was written")
+	}
+	return nil
+}
+
 // lab is memory of a check, on the device. The first error stays.
 type lab struct {
 	drv   Driver
@@ -119,15 +196,24 @@ type lab struct {
 }
 
 func (l *lab) memory(b []byte) Ptr {
+	p := l.room(int64(len(b)))
+	if l.err == nil {
+		l.err = l.drv.Run(func(s Stream) error { return s.CopyIn(p, b) })
+	}
+	return p
+}
+
+// room is memory with whatever is in it.
+func (l *lab) room(n int64) Ptr {
 	if l.err != nil {
 		return 0
 	}
-	p, err := l.drv.Alloc(int64(len(b)))
-	if err == nil {
-		l.owned = append(l.owned, p)
-		err = l.drv.Run(func(s Stream) error { return s.CopyIn(p, b) })
+	p, err := l.drv.Alloc(n)
+	if err != nil {
+		l.err = err
+		return 0
 	}
-	l.err = err
+	l.owned = append(l.owned, p)
 	return p
 }
 
@@ -136,6 +222,8 @@ func (l *lab) close() {
 		_ = l.drv.Free(p)
 	}
 }
+
+func leWord(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
 func words64(v ...uint64) []byte {
 	b := make([]byte, 0, 8*len(v))

@@ -92,6 +92,7 @@ func TestFaults(t *testing.T) {
 		"before":          {"add.s64 %rd1, %rd1, -8;\nst.global.u64 [%rd1], %rd2;\nret;", "illegal address"},
 		"misaligned":      {"red.global.add.u64 [%rd1+4], %rd2;\nret;", "misaligned"},
 		"misaligned pair": {"st.global.cs.v2.u64 [%rd1+8], {%rd2, %rd2};\nret;", "misaligned"},
+		"no end":          {"$L:\nadd.s64 %rd3, %rd3, 1;\nbra $L;\nret;", "does not end"},
 		"half a warp":     {odd + "@%p1 bra $E;\nshfl.sync.down.b32 %r3, %r1, 1, 31, -1;\n$E:\nret;", "16 of 32 lanes"},
 		"two shuffles":    {odd + "@%p1 bra $E;\nshfl.sync.down.b32 %r3, %r1, 1, 31, -1;\nret;\n$E:\nshfl.sync.down.b32 %r3, %r1, 1, 31, -1;\nret;", "different shuffles"},
 	} {

@@ -8,7 +8,7 @@ import (
 
 const (
 	warpSize = 32
-	maxSteps = 1 << 34 // of one launch: more is a loop without an end
+	maxSteps = 1 << 20 // of one thread: more is a loop without an end
 )
 
 // Launch describes one kernel launch. Blocks have Threads×1×1 threads, whole
@@ -26,17 +26,17 @@ type run struct {
 	k      *kernel
 	mem    *Memory
 	args   []uint64
-	steps  int64
 	lanes  [warpSize]thread
 	blockX uint32
 	blockY uint32
 }
 
 type thread struct {
-	regs []uint64
-	at   int
-	done bool
-	wait bool // at a shuffle
+	regs  []uint64
+	at    int
+	steps int
+	done  bool
+	wait  bool // at a shuffle
 }
 
 // Run runs a launch to its end. Where it fails, memory may be changed in part.
@@ -71,7 +71,7 @@ func (x *run) warp(first uint32) error {
 	for i := range x.lanes {
 		t := &x.lanes[i]
 		copy(t.regs, x.k.initial)
-		t.at, t.done, t.wait = 0, false, false
+		t.at, t.steps, t.done, t.wait = 0, 0, false, false
 		for s, v := range [specials]uint32{first + uint32(i), x.blockX, x.blockY} {
 			if r := x.k.special[s]; r >= 0 {
 				t.regs[r] = uint64(v)
@@ -138,7 +138,7 @@ func (x *run) step(t *thread) error {
 	code, r := x.k.code, t.regs
 	for !t.done {
 		in := &code[t.at]
-		if x.steps++; x.steps > maxSteps {
+		if t.steps++; t.steps > maxSteps {
 			return fmt.Errorf("the kernel does not end")
 		}
 		if in.guard >= 0 && (r[in.guard] != 0) == in.unless {

@@ -107,7 +107,7 @@ func (in *incident) guarded(ctx context.Context, a *app, g guards) (outcome, err
 		dir: dir, natsPort: 0, listen: "127.0.0.1:0", durability: broker.FsyncAlways,
 		engine: s.engine(in.threads), prefill: 1, decode: 1, prefillPool: s.prefillTokens, decodePool: s.decodeTokens,
 		tenants: func(dir string) (*gateway.Tenants, error) { return s.tenantsFile(dir, keys) },
-		guards:  g, drain: time.Second, log: log,
+		guards:  g, device: in.device, drain: time.Second, log: log,
 	}
 	st.engine.Model = st.engine.Name
 	if g.bigPool {

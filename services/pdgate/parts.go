@@ -243,6 +243,7 @@ type workerPart struct {
 	listen      string
 	advertise   string
 	concurrency int
+	device      string // empty: host memory
 	guards      guards
 	hooks       hooks
 }
@@ -261,7 +262,7 @@ func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log 
 }
 
 // live is one life of the worker.
-func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) (err error) {
 	identity, err := ring.Identity(p.role, p.name)
 	if err != nil {
 		return err
@@ -282,12 +283,13 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 		return fmt.Errorf("pool of %d tokens: want at least one page of %d", p.poolTokens, info.PageTokens)
 	}
 	log = log.With("part", "worker")
-	pool, err := kvpool.New(kvpool.Config{
+	pool, closeDevice, err := openPool(p.device, kvpool.Config{
 		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Scrub: p.guards.scrub, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, closeDevice()) }() // after the worker, which has let go of its pages
 	nc, err := dial(ctx, keyring.Worker(p.role, p.name))
 	if err != nil {
 		return err

@@ -37,7 +37,8 @@ type stack struct {
 	decode       int
 	prefillPool  int // tokens, each
 	decodePool   int
-	concurrency  int // of each worker; 0: its own default
+	concurrency  int    // of each worker; 0: its own default
+	device       string // of the workers' pools; empty: host memory
 	queueLimit   int
 	tenants      func(dir string) (*gateway.Tenants, error)
 	timeouts     statemachine.Timeouts // zero fields: lifecycle's defaults
@@ -142,7 +143,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for _, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, guards: s.guards, hooks: s.hooks}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, device: s.device, guards: s.guards, hooks: s.hooks}
 			workers = append(workers, part{string(role) + " worker " + name, func(ctx context.Context) error { return w.run(ctx, dial, ring, s.log) }})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
 	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/services/gateway"
 )
@@ -44,7 +45,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 				s.engine, err = eng.config(prefillPool)
 			}
 			if err == nil {
-				err = firstOf(checkMemory("pool-tokens", prefillPool, s.engine), checkMemory("decode-pool-tokens", decodePool, s.engine))
+				err = firstOf(kvpool.CheckDevice(s.device), checkHostMemory(s.device, "pool-tokens", prefillPool, s.engine), checkHostMemory(s.device, "decode-pool-tokens", decodePool, s.engine))
 			}
 			if err != nil {
 				return &usageError{err, cmd}
@@ -81,6 +82,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f.IntVar(&s.decode, "decode-workers", 1, "number of decode workers")
 	f.IntVar(&prefillPool, "pool-tokens", 131_072, "KV pool of each prefill worker, in tokens")
 	f.IntVar(&decodePool, "decode-pool-tokens", 262_144, "KV pool of each decode worker, in tokens")
+	deviceFlag(f, &s.device)
 	f.IntVar(&s.concurrency, "concurrency", 0, "requests that a worker works on at once (0: its own default)")
 	f.IntVar(&s.queueLimit, "queue-limit", 1024, "most requests that wait for prefill; above it clients get 503 (0: no limit)")
 	return c

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
 )
 
 func (a *app) workerCommand() *cobra.Command {
@@ -42,7 +43,7 @@ an address that decode workers reach.`,
 				p.engine, err = eng.config(pool)
 			}
 			if err == nil {
-				err = checkMemory("pool-tokens", p.poolTokens, p.engine)
+				err = firstOf(kvpool.CheckDevice(p.device), checkHostMemory(p.device, "pool-tokens", p.poolTokens, p.engine))
 			}
 			if err != nil {
 				return &usageError{err, cmd}
@@ -69,6 +70,7 @@ an address that decode workers reach.`,
 	f.StringVar(&role, "role", "", "prefill or decode")
 	f.StringVar(&p.name, "name", "", "name of the worker (default: p1 or d1)")
 	f.IntVar(&p.poolTokens, "pool-tokens", 131_072, "KV pool, in tokens")
+	deviceFlag(f, &p.device)
 	f.IntVar(&p.concurrency, "concurrency", 0, "requests that are worked on at once (0: the worker's own default)")
 	f.StringVar(&p.listen, "listen-kv", "", "where pulls are served: tcp://HOST:PORT or unix:///PATH (default: a socket in the data directory)")
 	f.StringVar(&p.advertise, "advertise-kv", "", "address that decode workers use (default: the one that is listened on)")

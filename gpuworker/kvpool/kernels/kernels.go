@@ -34,5 +34,6 @@ const ScanOdd = 1 << 32
 // Params is the number of parameters of each kernel, all of 8 bytes.
 var Params = map[string]int{
 	"kv_gather": 9, "kv_finalize": 7, "kv_scatter": 9, "kv_sum": 7, "kv_scrub": 7, "kv_audit": 6, "kv_retag": 9,
-	"ref_fill": 10, "ref_scan": 15,
+	"bench_gather": 4,
+	"ref_fill":     10, "ref_scan": 15,
 }

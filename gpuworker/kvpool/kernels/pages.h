@@ -72,6 +72,20 @@ KV_KERNEL kv_gather(u64 pool, u64 meta, u64 npages, u64 vectors, u64 jobs, u64 s
   reduce_add(&out[1], sum);
 }
 
+// The same copy without verdict and sum: the yardstick of a benchmark.
+KV_KERNEL bench_gather(u64 pool, u64 vectors, u64 jobs, u64 stage) {
+  const u64 *job = (const u64 *)jobs + 4 * (u64)BIDY;
+  const u64 *src = (const u64 *)pool + 2 * vectors * job[0];
+  u64 *dst = (u64 *)stage + 2 * vectors * job[1];
+  v2 r[UNROLL];
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; k++)
+    if (VECTOR(k) < vectors) r[k] = ld_stream(src + 2 * VECTOR(k));
+#pragma unroll
+  for (u32 k = 0; k < UNROLL; k++)
+    if (VECTOR(k) < vectors) st_stream(dst + 2 * VECTOR(k), r[k]);
+}
+
 // The second verdict, after the copy; stream order is the fence between the two.
 // A page that changed hands meanwhile is torn: some chunks passed and some did
 // not. The slot of every bad job is wiped, whichever verdict found it.

@@ -128,10 +128,11 @@ static const Kernel table[] = {
     {"kv_scrub", [](const u64 *a) { kv_scrub(a[0], a[1], a[2], a[3], a[4], a[5], a[6]); }},
     {"kv_audit", [](const u64 *a) { kv_audit(a[0], a[1], a[2], a[3], a[4], a[5]); }},
     {"kv_retag", [](const u64 *a) { kv_retag(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]); }},
+    {"bench_gather", [](const u64 *a) { bench_gather(a[0], a[1], a[2], a[3]); }},
     {"ref_fill", [](const u64 *a) { ref_fill(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9]); }},
     {"ref_scan", [](const u64 *a) { ref_scan(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12], a[13], a[14]); }},
 };
-static const int params[] = {9, 7, 9, 7, 7, 6, 9, 10, 15};
+static const int params[] = {9, 7, 9, 7, 7, 6, 9, 4, 10, 15};
 
 X cuModuleGetFunction(void **f, void *, const char *name) {
   MAYFAIL;
