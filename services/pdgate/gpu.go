@@ -121,10 +121,11 @@ func printSelftest(w io.Writer, s *gpu.Selftest) error {
 
 func (a *app) gpuBenchCommand() *cobra.Command {
 	var (
-		cfg    gpu.BenchConfig
-		asJSON bool
-		pull   bool
-		named  []string
+		cfg       gpu.BenchConfig
+		asJSON    bool
+		pull      bool
+		named     []string
+		atLeastOf = map[string]*float64{kvpool.MeasuredGather: new(float64), kvpool.MeasuredScrub: new(float64)}
 	)
 	c := &cobra.Command{
 		Use:   "bench",
@@ -156,9 +157,16 @@ Results are checked before their time counts. Run selftest first.`,
 				return err
 			}
 			if asJSON {
-				return printJSON(a.stdout, b)
+				err = printJSON(a.stdout, b)
+			} else {
+				err = printGPUBench(a.stdout, b)
 			}
-			return printGPUBench(a.stdout, b)
+			for _, r := range b.Rows {
+				if want := atLeastOf[r.Operation]; want != nil && r.Ratio < *want {
+					err = errors.Join(err, fmt.Errorf("pages of %d bytes: %s is %.3f of %s, want %.3f", r.PageBytes, r.Operation, r.Ratio, r.Against, *want))
+				}
+			}
+			return err
 		},
 	}
 	f := c.Flags()
@@ -167,6 +175,8 @@ Results are checked before their time counts. Run selftest first.`,
 	f.Int64Var(&cfg.TotalBytes, "bytes", 2<<30-1<<20, "bytes of pages: several times the device's cache")
 	f.Int64Var(&cfg.PullBytes, "pull-bytes", 512<<20, "bytes of one pull")
 	f.IntVar(&cfg.Rounds, "rounds", 7, "times that each is measured, after two that warm up")
+	f.Float64Var(atLeastOf[kvpool.MeasuredGather], "min-gather", 0, "exit with 1 where a gather with check is a smaller part of the plain copy")
+	f.Float64Var(atLeastOf[kvpool.MeasuredScrub], "min-scrub", 0, "exit with 1 where a scrub is a smaller part of the plain memset")
 	f.BoolVar(&pull, "pull", true, "measure pulls across two processes too")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return c
