@@ -111,6 +111,9 @@ func (w *Worker) pull(ctx context.Context, j *job, alloc *kvpool.Allocation, bar
 		w.mu.Lock()
 		w.stats.FailedTransfers++
 		w.mu.Unlock()
+		if errors.Is(err, kvpool.ErrDevice) { // ours: a worker whose device works asks for a grant of its own
+			return nil, retry(0, err), false
+		}
 		w.log.Warn("pull", "request_id", j.work.RequestID, "grant_epoch", last, "code", string(handoff.CodeOf(err)), "error", err,
 			"duration", w.cfg.Clock().Sub(start))
 		if c := handoff.CodeOf(err); c == events.CodeLeaseOver || c == events.CodeUnknownRequest || c == events.CodeWorkerEpoch ||

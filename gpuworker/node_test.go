@@ -26,6 +26,7 @@ type node struct {
 	ended  chan struct{}
 	result error // of Run, once ended is closed
 
+	breaks  bool        // its device fails: Run says so, and some pages are out of use
 	severed atomic.Bool // nothing gets in or out: to the world, the process is gone
 	beats   atomic.Int64
 	fetch   func(part string) error // before a part is fetched
@@ -71,6 +72,13 @@ func (w *world) start(role events.Role, name string, e engine.Engine, pages int,
 	}()
 	w.t.Cleanup(func() {
 		n.halt()
+		if n.breaks {
+			if st := n.pool.Stats(); !errors.Is(n.result, kvpool.ErrDevice) || st.Free+st.Retired != st.Pages || st.Pinned != 0 {
+				w.t.Errorf("%s: %v, %+v", name, n.result, st)
+			}
+			w.queues[role].tear()
+			return
+		}
 		if n.result != nil && !errors.Is(n.result, ErrGone) && !n.severed.Load() {
 			w.t.Errorf("%s: %v", name, n.result)
 		}

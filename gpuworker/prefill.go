@@ -3,6 +3,7 @@ package gpuworker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -58,6 +59,9 @@ func (w *Worker) prefill(ctx, taking context.Context, j *job, pass func()) outco
 		// Before anything else that the result says: an engine may refuse inside
 		// and go on with a placeholder, and the rest then looks finished.
 		return w.reject(ctx, j, pre.Refused)
+	case errors.Is(err, kvpool.ErrDevice):
+		// Nothing is recorded yet: a worker whose device works computes it anew.
+		return retry(0, err)
 	case err != nil:
 		w.log.Warn("prefill", "request_id", j.work.RequestID, "error", err)
 		return w.fail(ctx, j, stagePrefill, asError(err, events.CodePrefillFailed, "the engine failed"))

@@ -109,6 +109,9 @@ func (w *Worker) release(ctx context.Context, j *job) {
 		var report func(bool)
 		if recorded {
 			report = func(scrubbed bool) {
+				if !scrubbed && w.cfg.Pool.Err() != nil {
+					return // the lifecycle writes them off with this life, whose end Run is about to report
+				}
 				w.released(ctx, j, &events.Release{
 					Worker: w.cfg.Name, WorkerEpoch: w.epoch, Role: w.cfg.Role, Generation: alloc.Generation(), Pages: alloc.Pages(),
 					Drained: !w.cfg.Guards.NoDrain, Scrubbed: scrubbed, Reason: reason,

@@ -152,6 +152,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	case err = <-served:
 		err = fmt.Errorf("data plane: %w", err)
 		stopTaking(errStopping)
+	case <-w.cfg.Pool.Broken():
+		// What the pool holds is not to be trusted: nothing more is offered, and work
+		// that is not recorded goes to another worker.
+		err = fmt.Errorf("gpuworker %s: %w", w.cfg.Name, w.cfg.Pool.Err())
+		w.log.Error("the device failed", "error", err)
+		stopTaking(errStopping)
 	}
 	w.stop(jobs, stopJobs, &loops, err)
 	w.await(base, 2*w.cfg.Grace)

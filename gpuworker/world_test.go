@@ -362,7 +362,9 @@ func (w *world) lost(name string) {
 		ids = append(ids, id)
 	}
 	w.mu.Unlock()
-	w.order(events.RoleLifecycle, "lifecycle", name, &events.Leave{Epoch: worker.Epoch, Reason: "lost"})
+	if worker != nil { // it may have said so itself
+		w.order(events.RoleLifecycle, "lifecycle", name, &events.Leave{Epoch: worker.Epoch, Reason: "lost"})
+	}
 	for _, id := range ids {
 		r := w.request(id)
 		if r.State == events.Prefilled && r.Prefill.Worker == name || r.State == events.Transferred && r.Transfer.Worker == name {

@@ -170,7 +170,9 @@ func (e *ref) generate(ctx context.Context, s *refSequence, h *refHistory, next 
 		if err := ctx.Err(); err != nil {
 			return done, err
 		}
-		s.push(h, next)
+		if err := s.push(h, next); err != nil {
+			return done, err
+		}
 		var err error
 		if next, err = e.step(s, h, sampling); err != nil {
 			return done, err

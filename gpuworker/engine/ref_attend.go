@@ -87,6 +87,35 @@ func (s *refSequence) covered(i int) int {
 func (s *refSequence) attend(q *refKey, threads int) (refVector, error) {
 	np := (s.len + refPageTokens - 1) / refPageTokens
 	s.best = slices.Grow(s.best[:0], np)[:np]
+	if err := s.scan(q, threads); err != nil {
+		return refVector{}, err
+	}
+	top := int32(0)
+	for i, b := range s.best {
+		if b&refOdd != 0 {
+			p, err := s.page(i)
+			if err != nil {
+				return refVector{}, err
+			}
+			m, bad := p.oddBest(s.covered(i), q)
+			if bad >= 0 {
+				return refVector{}, fmt.Errorf("%w: key at %d", ErrPoison, i*refPageTokens+bad)
+			}
+			s.best[i] = m
+		}
+		if i*refPageTokens < s.prompt {
+			top = max(top, s.best[i])
+		}
+	}
+	return s.mix(q, float64(top))
+}
+
+// scan finds each page's best score.
+func (s *refSequence) scan(q *refKey, threads int) error {
+	if s.remote != nil {
+		return s.remote.scan(s, q)
+	}
+	np := len(s.best)
 	scan := func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			s.best[i] = s.pages[i].scan(s.covered(i), q)
@@ -101,26 +130,12 @@ func (s *refSequence) attend(q *refKey, threads int) (refVector, error) {
 		}
 		wg.Wait()
 	}
-
-	top := int32(0)
-	for i, b := range s.best {
-		if b&refOdd != 0 {
-			m, bad := s.pages[i].oddBest(s.covered(i), q)
-			if bad >= 0 {
-				return refVector{}, fmt.Errorf("%w: key at %d", ErrPoison, i*refPageTokens+bad)
-			}
-			s.best[i] = m
-		}
-		if i*refPageTokens < s.prompt {
-			top = max(top, s.best[i])
-		}
-	}
-	return s.mix(q, float64(top)), nil
+	return nil
 }
 
 // mix is softmax with a running maximum, as in blocked attention, newest page
 // first, over the pages whose best token can still matter.
-func (s *refSequence) mix(q *refKey, top float64) (acc refVector) {
+func (s *refSequence) mix(q *refKey, top float64) (acc refVector, err error) {
 	// Conversions keep a compiler from fusing multiply and add: every machine gets
 	// the same sums.
 	floor := float64(refBeta*top) - float64(refDecay*math.Log(float64(s.len))) - refCutoff
@@ -136,8 +151,12 @@ func (s *refSequence) mix(q *refKey, top float64) (acc refVector) {
 		if i != (s.prompt-1)/refPageTokens && (bound < floor || bound-nearest < m-refCutoff-1) {
 			continue
 		}
+		p, err := s.page(i)
+		if err != nil {
+			return acc, err
+		}
 		for j := min(refPageTokens, s.len-i*refPageTokens) - 1; j >= 0; j-- {
-			k, pos := s.pages[i].key(j), i*refPageTokens+j
+			k, pos := p.key(j), i*refPageTokens+j
 			l := refBeta * float64(refScore(k, q)) * float64(math.Float32frombits(uint32(k[refScaleWord])))
 			if pos >= s.prompt {
 				l -= refSelf
@@ -161,13 +180,13 @@ func (s *refSequence) mix(q *refKey, top float64) (acc refVector) {
 				w = math.Exp(l - m)
 			}
 			z += w
-			acc.add(w, s.pages[i].value(j))
+			acc.add(w, p.value(j))
 		}
 	}
 	for d := range acc {
 		acc[d] /= z
 	}
-	return acc
+	return acc, nil
 }
 
 // add adds w times a stored value.

@@ -36,8 +36,9 @@ func (p *refPage) write(slot int, h *refHistory, b byte) {
 // they hold, and scratch memory that is reused between requests.
 type refSequence struct {
 	pages  []*refPage
-	prompt int // tokens of the prompt; what follows was generated
-	len    int // tokens that attention covers
+	remote *refRemote // pages are a device's, and the field above is empty; nil: they are not
+	prompt int        // tokens of the prompt; what follows was generated
+	len    int        // tokens that attention covers
 
 	best []int32 // scratch: each page's best score
 }
@@ -56,6 +57,10 @@ func openRef(kv KV, room int) (*refSequence, error) {
 		return nil, fmt.Errorf("%w: %d pages for %d tokens", ErrKVSize, have, room)
 	}
 	s := refSequences.Get().(*refSequence)
+	if dev, ok := kv.(refDevice); ok && dev.OnDevice() {
+		s.remote = &refRemote{dev: dev, near: map[int]*refPage{}}
+		return s, nil
+	}
 	for i := range np {
 		p := kv.Page(i)
 		if len(p) != refPageWords {
@@ -69,21 +74,43 @@ func openRef(kv KV, room int) (*refSequence, error) {
 
 // close gives the scratch memory back, without a trace of the request's pages.
 func (s *refSequence) close() {
+	if s.remote != nil {
+		s.remote.forget()
+	}
 	clear(s.pages)
 	*s = refSequence{pages: s.pages[:0], best: s.best[:0]}
 	refSequences.Put(s)
 }
 
+// page is a page's memory, or a copy of it where a device holds it.
+func (s *refSequence) page(i int) (*refPage, error) {
+	if s.remote != nil {
+		return s.remote.page(i)
+	}
+	return s.pages[i], nil
+}
+
 // push appends a token.
-func (s *refSequence) push(h *refHistory, b byte) {
-	s.pages[s.len/refPageTokens].write(s.len%refPageTokens, h, b)
+func (s *refSequence) push(h *refHistory, b byte) error {
+	if s.remote != nil {
+		if err := s.remote.push(s.len, h, b); err != nil {
+			return err
+		}
+	} else {
+		s.pages[s.len/refPageTokens].write(s.len%refPageTokens, h, b)
+	}
 	h.push(b)
 	s.len++
+	return nil
 }
 
 // fill writes the whole prompt. Threads take pages in turn: a key depends on the
 // 40 bytes before it and on nothing else, so the pages come out the same.
 func (s *refSequence) fill(ctx context.Context, prompt []byte, threads int) error {
+	if s.remote != nil {
+		s.prompt, s.len = len(prompt), len(prompt)
+		return s.remote.fill(ctx, prompt)
+	}
 	const step = 64 // pages, about 0.3 ms
 	var wg sync.WaitGroup
 	threads = max(1, min(threads, len(prompt)/(step*refPageTokens)))
@@ -111,8 +138,12 @@ func (s *refSequence) fill(ctx context.Context, prompt []byte, threads int) erro
 // copy of the prompt, so a stale tail steers even the query.
 func (s *refSequence) history() (h refHistory, err error) {
 	for i := max(0, s.len-refWindow); i < s.len; i++ {
+		p, err := s.page(i / refPageTokens)
+		if err != nil {
+			return h, err
+		}
 		var v refVector
-		v.add(1, s.pages[i/refPageTokens].value(i%refPageTokens))
+		v.add(1, p.value(i%refPageTokens))
 		logits, ok := v.logits()
 		if !ok {
 			return h, fmt.Errorf("%w: value at %d", ErrPoison, i)

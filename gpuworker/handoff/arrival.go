@@ -85,6 +85,14 @@ func (in *arrival) pages(first uint32, n int, r io.Reader) error {
 	return nil
 }
 
+// settle waits for pages that are still on their way to their places. It is called
+// once all have come in.
+func (in *arrival) settle() error {
+	sum, err := in.write.Settle()
+	in.sum += sum
+	return err
+}
+
 // trailer takes the owner's sum and signature.
 func (in *arrival) trailer(b []byte) error {
 	guards := &in.p.cfg.Guards

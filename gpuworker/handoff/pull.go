@@ -201,6 +201,9 @@ func (p *Puller) receive(conn *channel, g *events.Grant, job Pull, write *kvpool
 	if err := p.pages(conn, r, in); err != nil {
 		return nil, err
 	}
+	if err := in.settle(); err != nil {
+		return nil, err
+	}
 	if err := p.trailer(conn, r, in); err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ type Server struct {
 	chunk int // pages in one chunk
 
 	slots   chan struct{} // held by a copy
-	staging sync.Pool     // *[]byte, wiped
+	staging *staging
 
 	mu     sync.Mutex
 	offers map[string]*offer // by request id
@@ -113,10 +113,7 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	// Any key may connect: which one counts is known once the grant is read.
 	s.tls = tlsConfig(cert, func(ed25519.PublicKey) error { return nil })
-	s.staging.New = func() any {
-		b := make([]byte, frameHead+pagesHead+s.chunk*cfg.Pool.PageBytes())
-		return &b
-	}
+	s.staging = newStaging(cfg.Pool, frameHead+pagesHead+s.chunk*cfg.Pool.PageBytes())
 	return s, nil
 }
 
@@ -137,6 +134,7 @@ func (s *Server) Serve(ctx context.Context, l *Listener) error {
 			_ = l.Close()
 		}
 	}()
+	defer s.staging.close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	conns := make(chan struct{}, s.cfg.MaxConns)

@@ -196,6 +196,9 @@ func (r *Receiving) End(trailer []byte) (*Pulled, error) {
 	if r.in.header == nil || r.in.at != r.in.due() {
 		return nil, fmt.Errorf("%w: the end at page %d", errFrame, r.in.at)
 	}
+	if err := r.in.settle(); err != nil {
+		return nil, err
+	}
 	if !r.in.p.cfg.Guards.NoPullTrailer {
 		if len(trailer) != trailerSize {
 			return nil, fmt.Errorf("%w: trailer of %d bytes", errFrame, len(trailer))

@@ -138,7 +138,6 @@ func (s *Server) check(g *events.Grant, conn *channel, script, proof []byte) err
 // this transfer, summed, and sent only after its pages were found to be the
 // request's still; staging is wiped however it ends.
 func (s *Server) send(t *transfer, script []byte, r *Result) error {
-	size, pages := s.cfg.Pool.PageBytes(), s.pages(t)
 	if err := s.release(t); err != nil {
 		return err
 	}
@@ -150,28 +149,10 @@ func (s *Server) send(t *transfer, script []byte, r *Result) error {
 		return err
 	}
 
-	buf := s.staging.Get().(*[]byte)
-	used := frameHead + pagesHead + min(s.chunk, pages)*size // never more than in the first chunk
-	defer func() { clear((*buf)[:used]); s.staging.Put(buf) }()
-	sum := s.sum(t)
-	for from := 0; from < pages; from += s.chunk {
-		to := min(from+s.chunk, pages)
-		frame := (*buf)[:frameHead+pagesHead+(to-from)*size]
-		body := frame[frameHead+pagesHead:]
-		if err := s.gather(t, body, from, to, &sum); err != nil {
-			return err
-		}
-		if err := s.recheck(t, from, to); err != nil {
-			return err
-		}
-		putHead(frame, framePages, len(frame)-frameHead)
-		binary.BigEndian.PutUint32(frame[frameHead:], uint32(from))
-		if err := s.write(t, frame); err != nil {
-			return err
-		}
-		r.Bytes += int64(len(body))
+	sum, err := s.stream(t, r)
+	if err != nil {
+		return err
 	}
-
 	end, err := s.trailer(t, script, head, sum)
 	if err != nil {
 		return err
@@ -194,6 +175,70 @@ func (s *Server) sum(t *transfer) uint64 {
 		return kvpool.Sum(t.offer.Key, 0, t.offer.Reference)
 	}
 	return 0
+}
+
+// piece is pages whose copy lies in a frame.
+type piece struct {
+	frame    []byte
+	from, to int
+	sum      uint64
+	err      error
+}
+
+func (c *piece) body() []byte { return c.frame[frameHead+pagesHead:] }
+
+// stream sends all pages, and returns their sum. Where a device copies by itself, it
+// fills one frame while the other is on its way to the peer.
+func (s *Server) stream(t *transfer, r *Result) (sum uint64, err error) {
+	sum = s.sum(t)
+	pages, size := s.pages(t), s.cfg.Pool.PageBytes()
+	frames, err := s.staging.get(s.cfg.Pool.OnDevice() && pages > s.chunk)
+	if err != nil {
+		return 0, err
+	}
+	longest := frameHead + pagesHead + min(s.chunk, pages)*size // the first chunk's
+	defer s.staging.put(frames, longest)
+	copied := func(b []byte, from int) (c piece) {
+		to := min(from+s.chunk, pages)
+		c = piece{frame: frame(b)[:frameHead+pagesHead+(to-from)*size], from: from, to: to}
+		c.err = s.gather(t, c.body(), from, to, &c.sum)
+		return c
+	}
+	var ahead chan piece
+	defer func() {
+		if ahead != nil {
+			<-ahead // it still writes to staging
+		}
+	}()
+	for turn, from := 0, 0; from < pages; turn++ {
+		var c piece
+		if ahead == nil {
+			c = copied(frames[turn%len(frames)], from)
+		} else {
+			c = <-ahead
+			ahead = nil
+		}
+		if c.err != nil {
+			return 0, c.err
+		}
+		if len(frames) > 1 && c.to < pages {
+			done := make(chan piece, 1)
+			ahead = done
+			go func() { done <- copied(frames[(turn+1)%len(frames)], c.to) }()
+		}
+		if err := s.recheck(t, c.from, c.to); err != nil {
+			return 0, err
+		}
+		putHead(c.frame, framePages, len(c.frame)-frameHead)
+		binary.BigEndian.PutUint32(c.frame[frameHead:], uint32(c.from))
+		if err := s.write(t, c.frame); err != nil {
+			return 0, err
+		}
+		r.Bytes += int64(len(c.body()))
+		sum += c.sum
+		from = c.to
+	}
+	return sum, nil
 }
 
 // head is the header frame's payload.

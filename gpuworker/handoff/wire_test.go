@@ -331,11 +331,14 @@ func TestStagingIsWiped(t *testing.T) {
 		t.Fatal("not refused")
 	}
 	r.result()
-	for range 8 {
-		b := *r.server.staging.Get().(*[]byte)
-		if bytes.Contains(b, want[:32]) || len(bytes.Trim(b, "\x00")) != 0 {
-			t.Fatal("staging holds bytes of a finished transfer")
-		}
+	st := r.server.staging
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(st.idle) != 1 {
+		t.Fatalf("%d frames are idle", len(st.idle))
+	}
+	if b := st.idle[0]; bytes.Contains(b, want[:32]) || len(bytes.Trim(b, "\x00")) != 0 {
+		t.Fatal("staging holds bytes of a finished transfer")
 	}
 }
 

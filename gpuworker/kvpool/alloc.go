@@ -16,6 +16,7 @@ type Allocation struct {
 	pool  *Pool
 	owner string
 	gen   uint64
+	tag   Tag // of the pages, at the device
 	runs  []events.PageRun
 	ends  []int // pages in runs[:i+1]
 
@@ -29,6 +30,8 @@ type Allocation struct {
 	done  chan struct{} // made by Free, closed when the pages are free
 
 	report func(scrubbed bool, done func()) // see FreeThen; nil: none
+
+	compute compute
 }
 
 // Owner is the request id in the tag of the pages.
@@ -75,12 +78,30 @@ func (p *Pool) Alloc(owner string, pages int) (*Allocation, error) {
 	if err := p.checkAsk(owner, pages); err != nil {
 		return nil, err
 	}
+	a, err := p.allocNow(owner, pages)
+	if err != nil {
+		return nil, err
+	}
+	return p.adopt(a)
+}
+
+func (p *Pool) allocNow(owner string, pages int) (*Allocation, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.guards.queue && len(p.waiting) > 0 {
 		return nil, &FullError{Need: pages, Free: p.free.pages, Waiting: len(p.waiting)}
 	}
 	return p.allocLocked(owner, pages)
+}
+
+// adopt has the device put the allocation's tag on its pages. Nobody has seen the
+// allocation before.
+func (p *Pool) adopt(a *Allocation) (*Allocation, error) {
+	if err := p.noted(p.dev.Retag(a.runs, Tag{}, a.tag)); err != nil {
+		p.Free(a) // retires the pages: what they carry is not known
+		return nil, fmt.Errorf("allocate %d pages: %w", a.Pages(), err)
+	}
+	return a, nil
 }
 
 func (p *Pool) checkAsk(owner string, pages int) error {
@@ -105,6 +126,7 @@ func (p *Pool) allocLocked(owner string, pages int) (*Allocation, error) {
 		return nil, fmt.Errorf("%w: %w", ErrFragmented, &FullError{Need: pages, Free: p.free.pages})
 	}
 	a := &Allocation{pool: p, owner: owner, gen: p.nextGen(), runs: make([]events.PageRun, 0, len(spans))}
+	a.tag = Tag{ownerOf(owner, p.cfg.Epoch), a.gen}
 	for _, s := range spans {
 		a.runs = append(a.runs, events.PageRun{Start: uint32(s.start), Count: uint32(s.count), Generation: a.gen})
 		for i := s.start; i < s.start+s.count; i++ {
@@ -141,7 +163,7 @@ func (p *Pool) AllocWait(ctx context.Context, owner string, pages int) (*Allocat
 	p.mu.Unlock()
 	select {
 	case a := <-w.ready:
-		return a, nil
+		return p.adopt(a)
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
@@ -152,7 +174,9 @@ func (p *Pool) AllocWait(ctx context.Context, owner string, pages int) (*Allocat
 	p.mu.Unlock()
 	select {
 	case a := <-w.ready: // served in the meantime: nobody will use it
-		p.Free(a)
+		if a, err := p.adopt(a); err == nil {
+			p.Free(a)
+		}
 	default:
 	}
 	return nil, fmt.Errorf("wait for %d pages: %w", pages, ctx.Err())

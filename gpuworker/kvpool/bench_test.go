@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+
+	"github.com/pdgate/pdgate/events"
 )
 
 // What a transfer does to each byte, beside a plain copy of as many: from a
@@ -38,7 +40,7 @@ func BenchmarkBytes(b *testing.B) {
 				}
 			})
 		}
-		memory := p.host.bytes(0, pages)
+		memory := p.host.bytes(events.PageRun{Count: uint32(pages)})
 		part := func(i int) []byte { return memory[i*page:][:len(staging)] }
 		run("memmove out", func(i int) error { copy(staging, part(i)); return nil })
 		run("memmove in", func(i int) error { copy(part(i), staging); return nil })

@@ -1,84 +1,90 @@
 package kvpool
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"unsafe"
+
+	"github.com/pdgate/pdgate/events"
+	"github.com/pdgate/pdgate/gpuworker/kvpool/kernels"
 )
 
-// Device is the memory behind a pool. It knows page indices and bytes, never
-// owners: the pool has verified and fenced before it calls. Ranges are pages
-// [start, start+count) and always inside the pool; byte slices are exactly
-// count pages long, as they lie in memory. Calls on different pages may be
-// concurrent.
+// Device is the memory behind a pool. It keeps a tag beside each page and looks
+// at it inside the copy, so that a copy is refused where the page table and the
+// memory disagree about whose a page is. The pool has verified and fenced before
+// it calls; the device is the second who knows.
+//
+// Runs are pages of the pool, in the order of the copy, with the generation that
+// each must carry; owner must be their tag's too. Byte slices hold exactly those
+// pages. The sum is the partial [Sum] under key of the copy's bytes, the first of
+// which is word number word. Where a call fails, dst is wiped. Calls on different
+// pages may be concurrent. Everything a call stores is visible to every later one.
 type Device interface {
 	// Gather copies pages out.
-	Gather(dst []byte, start, count int) error
+	Gather(dst []byte, runs []events.PageRun, owner Owner, key, word uint64) (sum uint64, err error)
 	// Scatter copies pages in.
-	Scatter(start, count int, src []byte) error
-	// Scrub overwrites pages with the pattern. It returns after the last store
-	// is visible to every later Gather.
-	Scrub(start, count int, pattern uint64) error
-	// Audit counts the words that differ from the pattern.
-	Audit(start, count int, pattern uint64) (int, error)
+	Scatter(runs []events.PageRun, src []byte, owner Owner, key, word uint64) (sum uint64, err error)
+	// Sum is Gather's without the copy.
+	Sum(runs []events.PageRun, owner Owner, key, word uint64) (sum uint64, err error)
+	// Scrub overwrites pages that nobody owns with the pattern.
+	Scrub(runs []events.PageRun, pattern uint64) error
+	// Audit counts the words that differ from the pattern, whoever owns the pages.
+	Audit(runs []events.PageRun, pattern uint64) (int, error)
+	// Retag gives pages that carry from the tag to. The runs' generations are not
+	// looked at.
+	Retag(runs []events.PageRun, from, to Tag) error
 }
 
-// host is the reference device: a slab of ordinary memory.
-type host struct {
-	words     []uint64
-	pageWords int
+// ErrDevice is what every failure of a device is: not a page that was refused, but
+// a call that did not come to its end. The device's memory is not to be trusted
+// any more.
+var ErrDevice = errors.New("kvpool: the device failed")
+
+// Owner stands for a request and a boot epoch in the tag of a page. 0 is nobody.
+type Owner uint64
+
+// Tag is what a device keeps beside each page. The zero tag is that of a page
+// that nobody owns.
+type Tag struct {
+	Owner      Owner
+	Generation uint64
 }
 
-func newHost(pages, pageBytes int) *host {
-	return &host{words: make([]uint64, pages*(pageBytes/8)), pageWords: pageBytes / 8}
+// ownerOf shortens a page's owner to what a kernel compares.
+func ownerOf(owner string, epoch uint64) Owner {
+	b := binary.LittleEndian.AppendUint64(nil, epoch)
+	h := sha256.Sum256(append(b, owner...))
+	return max(1, Owner(binary.LittleEndian.Uint64(h[:])))
 }
 
-func (h *host) span(start, count int) []uint64 {
-	lo, hi := start*h.pageWords, (start+count)*h.pageWords
-	return h.words[lo:hi:hi]
-}
-
-// bytes is span as bytes.
-func (h *host) bytes(start, count int) []byte {
-	w := h.span(start, count)
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 8*len(w))
-}
-
-func (h *host) Gather(dst []byte, start, count int) error {
-	src := h.bytes(start, count)
-	if len(dst) != len(src) {
-		return fmt.Errorf("kvpool: gather of %d bytes into %d", len(src), len(dst))
+// refusal is the error of a page whose tag is not the wanted one. status holds
+// bits of [kernels].
+func refusal(page uint32, status uint64) error {
+	code, message := events.CodeInternal, fmt.Sprintf("the device refuses the page: status %d", status)
+	switch {
+	case status&kernels.StatusTorn != 0:
+		code, message = events.CodePageGeneration, "page changed hands during the copy"
+	case status&kernels.StatusGeneration != 0:
+		code, message = events.CodePageGeneration, "page carries another generation"
+	case status&kernels.StatusOwner != 0:
+		code, message = events.CodePageOwner, "page carries another owner"
 	}
-	copy(dst, src)
+	return pageError(page, code, message)
+}
+
+// pagesIn is the number of pages in runs.
+func pagesIn(runs []events.PageRun) (n int) {
+	for _, r := range runs {
+		n += int(r.Count)
+	}
+	return n
+}
+
+// checkSize refuses bytes that are not exactly the runs' pages.
+func checkSize(bytes int, runs []events.PageRun, pageBytes int) error {
+	if n := pagesIn(runs); bytes != n*pageBytes {
+		return fmt.Errorf("kvpool: a copy of %d bytes for %d pages", bytes, n)
+	}
 	return nil
-}
-
-func (h *host) Scatter(start, count int, src []byte) error {
-	dst := h.bytes(start, count)
-	if len(src) != len(dst) {
-		return fmt.Errorf("kvpool: scatter of %d bytes into %d", len(src), len(dst))
-	}
-	copy(dst, src)
-	return nil
-}
-
-func (h *host) Scrub(start, count int, pattern uint64) error {
-	w := h.span(start, count)
-	for len(w) >= 4 {
-		w[0], w[1], w[2], w[3] = pattern, pattern, pattern, pattern
-		w = w[4:]
-	}
-	for i := range w {
-		w[i] = pattern
-	}
-	return nil
-}
-
-func (h *host) Audit(start, count int, pattern uint64) (int, error) {
-	n := 0
-	for _, w := range h.span(start, count) {
-		if w != pattern {
-			n++
-		}
-	}
-	return n, nil
 }

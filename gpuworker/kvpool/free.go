@@ -1,7 +1,6 @@
 package kvpool
 
 import (
-	"errors"
 	"log/slog"
 
 	"github.com/pdgate/pdgate/events"
@@ -98,7 +97,7 @@ func (a *Allocation) fenced() bool {
 // poisoned under another epoch.
 func (p *Pool) giveBack(a *Allocation) {
 	a.gone.Store(true)
-	err := p.scrub(a.back)
+	err := p.noted(p.clean(a))
 	if err != nil {
 		// The bytes may still be there: the pages never go to anybody else.
 		p.log.Error("scrub pages", slog.String("request_id", a.owner), slog.Any("error", err))
@@ -133,6 +132,18 @@ func (p *Pool) putBack(a *Allocation, err error) {
 	p.serve()
 }
 
+// clean takes the allocation's tag off its pages, from where on the device refuses
+// every copy of them, and scrubs them.
+func (p *Pool) clean(a *Allocation) error {
+	if err := a.dropCompute(); err != nil {
+		return err
+	}
+	if err := p.dev.Retag(a.back, a.tag, Tag{}); err != nil {
+		return err
+	}
+	return p.scrub(a.back)
+}
+
 // scrub overwrites runs with the configured pattern.
 func (p *Pool) scrub(runs []events.PageRun) error {
 	pattern := Poison
@@ -142,9 +153,5 @@ func (p *Pool) scrub(runs []events.PageRun) error {
 	case ScrubZero:
 		pattern = 0
 	}
-	var errs []error
-	for _, r := range runs {
-		errs = append(errs, p.dev.Scrub(int(r.Start), int(r.Count), pattern))
-	}
-	return errors.Join(errs...)
+	return p.dev.Scrub(runs, pattern)
 }

@@ -51,7 +51,7 @@ var guarded = []struct {
 		}
 		return ""
 	}},
-	{"readers are counted", func(g *guards) { g.readers = false }, func(t *testing.T, p *Pool) string {
+	{"readers are counted", func(g *guards) { g.readers, g.tags = false, false }, func(t *testing.T, p *Pool) string {
 		a := alloc(t, p, "a", 4)
 		paint(t, a, 1)
 		pin, err := p.Pin("a", testEpoch, a.Runs())
@@ -75,7 +75,7 @@ var guarded = []struct {
 		}
 		return ""
 	}},
-	{"check after the copy", func(g *guards) { g.recheck = false }, func(t *testing.T, p *Pool) string {
+	{"check after the copy", func(g *guards) { g.recheck, g.tags = false, false }, func(t *testing.T, p *Pool) string {
 		// With uncounted readers, the second check is what is left.
 		p.guards.readers = false
 		a := alloc(t, p, "a", 4)
@@ -86,7 +86,7 @@ var guarded = []struct {
 		defer pin.Release()
 		p.Free(a)
 		paint(t, alloc(t, p, "b", 4), 2)
-		if err := pin.Gather(make([]byte, 128), 0, 4); err != nil {
+		if err := pin.Gather(make([]byte, 128), 0, 4); p.guards.tags != (code(err) == events.CodePageGeneration) {
 			t.Fatal(err)
 		}
 		if pin.CheckPages(1, 3) == nil || pin.Check() == nil {
@@ -94,7 +94,7 @@ var guarded = []struct {
 		}
 		return ""
 	}},
-	{"writers are counted", func(g *guards) { g.writers = false }, func(t *testing.T, p *Pool) string {
+	{"writers are counted", func(g *guards) { g.writers, g.tags = false, false }, func(t *testing.T, p *Pool) string {
 		// An engine writes on after its request was cancelled.
 		a := alloc(t, p, "a", 4)
 		w, err := p.BeginWrite(a)
@@ -115,7 +115,7 @@ var guarded = []struct {
 		}
 		return ""
 	}},
-	{"late writer", func(g *guards) { g.recheck = false }, func(t *testing.T, p *Pool) string {
+	{"late writer", func(g *guards) { g.recheck, g.tags = false, false }, func(t *testing.T, p *Pool) string {
 		// With uncounted writers, the tag check on each write is what is left.
 		p.guards.writers = false
 		a := alloc(t, p, "a", 4)
@@ -133,6 +133,41 @@ var guarded = []struct {
 			} else if code(err) != events.CodePageGeneration {
 				t.Fatal(err)
 			}
+		}
+		return ""
+	}},
+	{"tags beside the memory", func(g *guards) { g.tags = false }, func(t *testing.T, p *Pool) string {
+		// With nothing counted and nothing checked again, the device's look at the
+		// tags within each copy is what is left.
+		p.guards.readers, p.guards.writers, p.guards.recheck = false, false, false
+		a := alloc(t, p, "a", 4)
+		pin, err := p.Pin("a", testEpoch, a.Runs())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pin.Release()
+		w, err := p.BeginWrite(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.End()
+		p.Free(a)
+		b := alloc(t, p, "b", 4)
+		paint(t, b, 2)
+		got := make([]byte, 128)
+		err = pin.Gather(got, 0, 4)
+		if err == nil {
+			return "a copy of another request's pages"
+		}
+		if code(err) != events.CodePageGeneration || !only(got, 0) {
+			t.Fatal(err, got)
+		}
+		if _, err := pin.Digest(1); err == nil {
+			return "a digest of another request's pages"
+		}
+		_, received := w.Receive(bytes.NewReader(make([]byte, 32)), 0, 0, 1)
+		if err := w.Scatter(1, make([]byte, 32)); err == nil || received == nil || b.Page(0)[0] != 2 || b.Page(1)[0] != 2 {
+			return "a late writer overwrote the next owner's pages"
 		}
 		return ""
 	}},

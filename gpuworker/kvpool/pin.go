@@ -112,98 +112,56 @@ func (pin *Pin) Pages() int { return pin.ends[len(pin.ends)-1] }
 // Gather copies pages [from, to) into dst, which has exactly their size. The
 // copy is not to be used before [Pin.Check] has said that it is good.
 func (pin *Pin) Gather(dst []byte, from, to int) error {
-	pin.mu.RLock()
-	defer pin.mu.RUnlock()
-	size := pin.pool.cfg.PageBytes
-	return pin.each(from, to, len(dst), func(start, count, page int) error {
-		lo := (page - from) * size
-		return pin.pool.dev.Gather(dst[lo:lo+count*size], start, count)
-	})
+	_, err := pin.GatherSum(dst, from, to, 0)
+	return err
 }
-
-// gatherBlock is copied and summed at once, from the processor's nearest cache.
-const gatherBlock = 16 << 10
 
 // GatherSum is [Pin.Gather], and the partial [Sum] under key of what lies in dst
 // then; words count from the pin's first page.
 func (pin *Pin) GatherSum(dst []byte, from, to int, key uint64) (sum uint64, err error) {
 	pin.mu.RLock()
 	defer pin.mu.RUnlock()
-	size := pin.pool.cfg.PageBytes
-	err = pin.each(from, to, len(dst), func(start, count, page int) error {
-		lo := (page - from) * size
-		b, word := dst[lo:lo+count*size], uint64(page)*uint64(size/8)
-		h := pin.pool.host
-		if h == nil {
-			if err := pin.pool.dev.Gather(b, start, count); err != nil {
-				return err
-			}
-			sum += Sum(key, word, b)
-			return nil
-		}
-		for src := h.bytes(start, count); len(src) > 0; {
-			n := copy(b[:min(len(b), gatherBlock)], src)
-			sum += Sum(key, word, b[:n])
-			src, b, word = src[n:], b[n:], word+uint64(n/8)
-		}
-		return nil
-	})
-	return sum, err
+	p := pin.pool
+	runs, err := pin.part(from, to)
+	if err != nil {
+		return 0, err
+	}
+	sum, err = p.dev.Gather(dst, runs, ownerOf(pin.owner, pin.epoch), key, p.word(from))
+	return sum, p.noted(err)
 }
 
 // Digest is the checksum of all pages under key.
 func (pin *Pin) Digest(key uint64) (Digest, error) {
 	pin.mu.RLock()
 	defer pin.mu.RUnlock()
-	size := pin.pool.cfg.PageBytes
-	var sum uint64
-	var staging []byte
-	err := pin.each(0, pin.Pages(), pin.Pages()*size, func(start, count, page int) error {
-		if h := pin.pool.host; h != nil {
-			sum += Sum(key, uint64(page*(size/8)), h.bytes(start, count))
-			return nil
-		}
-		if staging == nil {
-			staging = make([]byte, size)
-		}
-		for i := range count {
-			if err := pin.pool.dev.Gather(staging, start+i, 1); err != nil {
-				return err
-			}
-			sum += Sum(key, uint64((page+i)*(size/8)), staging)
-		}
-		return nil
-	})
-	return Digest(sum), err
+	runs, err := pin.part(0, pin.Pages())
+	if err != nil {
+		return 0, err
+	}
+	sum, err := pin.pool.dev.Sum(runs, ownerOf(pin.owner, pin.epoch), key, 0)
+	return Digest(sum), pin.pool.noted(err)
 }
 
-// each calls do for the stretches of neighbouring pages in [from, to), with
-// their place in the pool and in the pin. Callers hold pin.mu.
-func (pin *Pin) each(from, to, bytes int, do func(start, count, page int) error) error {
+// part is the runs of pages [from, to). Callers hold pin.mu.
+func (pin *Pin) part(from, to int) ([]events.PageRun, error) {
 	switch {
 	case pin.released:
-		return fmt.Errorf("pin: %w", ErrReleased)
+		return nil, fmt.Errorf("pin: %w", ErrReleased)
 	case from < 0 || to < from || to > pin.Pages():
-		return fmt.Errorf("kvpool: pages [%d,%d) of a pin of %d", from, to, pin.Pages())
-	case bytes != (to-from)*pin.pool.cfg.PageBytes:
-		return fmt.Errorf("kvpool: %d bytes for %d pages", bytes, to-from)
+		return nil, fmt.Errorf("kvpool: pages [%d,%d) of a pin of %d", from, to, pin.Pages())
 	}
-	return stretches(pin.runs, pin.ends, from, to, do)
+	return part(pin.runs, pin.ends, from, to), nil
 }
 
-// stretches calls do for each part of a run in pages [from, to).
-func stretches(runs []events.PageRun, ends []int, from, to int, do func(start, count, page int) error) error {
+// part is the runs of pages [from, to), which are there.
+func part(runs []events.PageRun, ends []int, from, to int) (out []events.PageRun) {
 	for r, end := range ends {
 		first := end - int(runs[r].Count)
-		lo, hi := max(from, first), min(to, end)
-		if lo >= hi {
-			continue
-		}
-		if err := do(int(runs[r].Start)+lo-first, hi-lo, lo); err != nil {
-			return err
+		if lo, hi := max(from, first), min(to, end); lo < hi {
+			out = append(out, events.PageRun{Start: runs[r].Start + uint32(lo-first), Count: uint32(hi - lo), Generation: runs[r].Generation})
 		}
 	}
-	return nil
+	return out
 }
 
 // Check verifies all pages again, after the copy: it fails where the request
@@ -259,8 +217,9 @@ func (pin *Pin) Release() {
 type Write struct {
 	alloc *Allocation
 
-	mu    sync.RWMutex // a copy reads, End writes
-	ended bool
+	mu       sync.RWMutex // a copy reads, End writes
+	ended    bool
+	incoming incoming
 }
 
 // BeginWrite counts a writer on the allocation, or refuses where its pages were
@@ -298,20 +257,12 @@ func (w *Write) Scatter(page int, src []byte) error {
 	case page < 0 || count < 1 || len(src)%p.cfg.PageBytes != 0 || count > a.Pages()-page:
 		return fmt.Errorf("kvpool: scatter of %d bytes at page %d of %d", len(src), page, a.Pages())
 	}
-	var runs []events.PageRun
-	_ = stretches(a.runs, a.ends, page, page+count, func(start, n, _ int) error {
-		runs = append(runs, events.PageRun{Start: uint32(start), Count: uint32(n), Generation: a.gen})
-		return nil
-	})
+	runs := part(a.runs, a.ends, page, page+count)
 	if err := w.verify(runs); err != nil {
 		return fmt.Errorf("scatter: %w", err)
 	}
-	for _, r := range runs {
-		n := int(r.Count) * p.cfg.PageBytes
-		if err := p.dev.Scatter(int(r.Start), int(r.Count), src[:n]); err != nil {
-			return fmt.Errorf("scatter: %w", err)
-		}
-		src = src[n:]
+	if _, err := p.dev.Scatter(runs, src, a.tag.Owner, 0, 0); err != nil {
+		return fmt.Errorf("scatter: %w", p.noted(err))
 	}
 	return nil
 }
@@ -324,6 +275,7 @@ func (w *Write) End() {
 		return
 	}
 	w.ended = true
+	w.incoming.drop()
 	p := w.alloc.pool
 	p.mu.Lock()
 	if p.guards.writers {

@@ -1,6 +1,7 @@
 package kvpool
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -30,7 +31,7 @@ type Config struct {
 	Epoch     uint64 // the worker's boot epoch; not zero, never used by an earlier boot
 
 	Scrub  ScrubMode    // zero value: poison
-	Device Device       // nil: host memory
+	Device Device       // of Pages pages of PageBytes; nil: host memory
 	Logger *slog.Logger // nil: nothing is logged
 }
 
@@ -47,6 +48,7 @@ type guards struct {
 	once       bool // an allocation is freed once
 	freeByGen  bool // Free gives back only pages of the allocation's generation
 	queue      bool // nobody overtakes an allocation that waits
+	tags       bool // host memory looks at the pages' tags in each copy
 }
 
 // State is where a page is in its life.
@@ -88,6 +90,7 @@ type Pool struct {
 	cfg    Config
 	dev    Device
 	host   *host // dev, where that is host memory; nil otherwise
+	gpu    *GPU  // dev, where that is a GPU; nil otherwise
 	log    *slog.Logger
 	guards guards
 
@@ -102,6 +105,9 @@ type Pool struct {
 	count   [states]int
 	pinned  int // pages with a reader
 	doubles int // repeated frees
+	failure error
+
+	broken chan struct{} // closed with failure
 }
 
 // New makes a pool whose pages are all free and poisoned: a page that was never
@@ -121,16 +127,24 @@ func New(cfg Config) (*Pool, error) {
 	}
 	p := &Pool{
 		cfg: cfg, dev: cfg.Device, log: cfg.Logger,
-		guards: guards{true, true, true, true, true, true, true, true, true, true},
+		guards: guards{true, true, true, true, true, true, true, true, true, true, true},
 		pages:  make([]page, cfg.Pages),
 		count:  [states]int{StateFree: cfg.Pages},
+		broken: make(chan struct{}),
 	}
 	if p.log == nil {
 		p.log = slog.New(slog.DiscardHandler)
 	}
 	if p.dev == nil {
 		p.host = newHost(cfg.Pages, cfg.PageBytes)
+		p.host.guards = &p.guards
 		p.dev = p.host
+	}
+	if g, ok := p.dev.(*GPU); ok {
+		if g.pages != cfg.Pages || g.pageBytes != cfg.PageBytes {
+			return nil, fmt.Errorf("kvpool: the device has %d pages of %d bytes, want %d of %d", g.pages, g.pageBytes, cfg.Pages, cfg.PageBytes)
+		}
+		p.gpu = g
 	}
 	if err := p.scrub([]events.PageRun{{Start: 0, Count: uint32(cfg.Pages)}}); err != nil {
 		return nil, fmt.Errorf("poison pool: %w", err)
@@ -142,6 +156,34 @@ func New(cfg Config) (*Pool, error) {
 	p.free.put(span{0, cfg.Pages})
 	return p, nil
 }
+
+// Broken is closed when the device has failed: nothing that the pool holds is to
+// be trusted, and the worker starts again. [Pool.Err] says what happened.
+func (p *Pool) Broken() <-chan struct{} { return p.broken }
+
+// Err is the device's first failure, nil while it works.
+func (p *Pool) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failure
+}
+
+// noted takes note of a failure of the device, and returns err.
+func (p *Pool) noted(err error) error {
+	if !errors.Is(err, ErrDevice) {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failure == nil {
+		p.failure = err
+		close(p.broken)
+	}
+	return err
+}
+
+// word is the index of a page's first word in an allocation or a pin.
+func (p *Pool) word(page int) uint64 { return uint64(page) * uint64(p.cfg.PageBytes/8) }
 
 // Epoch is the boot epoch in every tag of this pool.
 func (p *Pool) Epoch() uint64 { return p.cfg.Epoch }
@@ -209,7 +251,7 @@ func (p *Pool) Audit() (int, error) {
 	for at := 0; at < len(p.pages); at += step {
 		n, err := p.auditSome(at, min(at+step, len(p.pages)))
 		if err != nil {
-			return dirty, err
+			return dirty, p.noted(err)
 		}
 		dirty += n
 	}
@@ -219,16 +261,11 @@ func (p *Pool) Audit() (int, error) {
 func (p *Pool) auditSome(lo, hi int) (int, error) {
 	p.mu.Lock() // a page that is free stays free meanwhile
 	defer p.mu.Unlock()
-	dirty := 0
+	var free []events.PageRun
 	for i := lo; i < hi; i++ {
-		if p.pages[i].state != StateFree {
-			continue
+		if p.pages[i].state == StateFree {
+			free = append(free, events.PageRun{Start: uint32(i), Count: 1})
 		}
-		n, err := p.dev.Audit(i, 1, Poison)
-		if err != nil {
-			return dirty, fmt.Errorf("audit page %d: %w", i, err)
-		}
-		dirty += n
 	}
-	return dirty, nil
+	return p.dev.Audit(free, Poison)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -431,11 +432,11 @@ type brittle struct {
 	broken bool
 }
 
-func (b *brittle) Scrub(start, count int, pattern uint64) error {
+func (b *brittle) Scrub(runs []events.PageRun, pattern uint64) error {
 	if b.broken {
-		return errors.New("launch failed")
+		return fmt.Errorf("%w: launch", ErrDevice)
 	}
-	return b.host.Scrub(start, count, pattern)
+	return b.host.Scrub(runs, pattern)
 }
 
 // Pages that could not be scrubbed never go to anybody else, and whoever waits
@@ -474,6 +475,9 @@ func TestScrubFails(t *testing.T) {
 	}
 	if got := p.Stats(); got != (Stats{Pages: 4, Free: 1, Retired: 3}) {
 		t.Errorf("%+v", got)
+	}
+	if !isClosed(p.Broken()) || !errors.Is(p.Err(), ErrDevice) {
+		t.Errorf("nobody is told: %v", p.Err())
 	}
 	if _, err := p.Alloc("b", 2); !errors.Is(err, ErrFull) {
 		t.Errorf("%v", err)

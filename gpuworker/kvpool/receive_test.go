@@ -61,6 +61,11 @@ func TestReceive(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				last, err := w.Settle()
+				if err != nil || !device && last != 0 {
+					t.Fatal(last, err)
+				}
+				rest += last
 				w.End()
 				if sum+rest != Sum(key, 0, src) {
 					t.Error("sum differs")
@@ -97,6 +102,9 @@ func TestReceiveRefused(t *testing.T) {
 	w.End()
 	if _, err := w.Receive(bytes.NewReader(make([]byte, 32)), 0, 0, 1); !errors.Is(err, ErrReleased) {
 		t.Errorf("after the end: %v", err)
+	}
+	if _, err := w.Settle(); !errors.Is(err, ErrReleased) {
+		t.Errorf("settled after the end: %v", err)
 	}
 }
 
@@ -174,7 +182,7 @@ type countingDevice struct {
 	scatters int
 }
 
-func (d *countingDevice) Scatter(start, count int, src []byte) error {
+func (d *countingDevice) Scatter(runs []events.PageRun, src []byte, owner Owner, key, word uint64) (uint64, error) {
 	d.scatters++
-	return d.host.Scatter(start, count, src)
+	return d.host.Scatter(runs, src, owner, key, word)
 }

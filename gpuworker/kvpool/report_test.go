@@ -36,7 +36,7 @@ func TestFreeAfterReports(t *testing.T) {
 	if scrubbed := <-called; !scrubbed {
 		t.Error("reported as not scrubbed")
 	}
-	if n, err := p.dev.Audit(0, 4, Poison); n != 0 || err != nil {
+	if n, err := p.dev.Audit([]events.PageRun{{Count: 4}}, Poison); n != 0 || err != nil {
 		t.Errorf("%d words are not poison at the report, %v", n, err)
 	}
 	if _, err := p.Alloc("r2", 1); !errors.Is(err, ErrFull) {

@@ -41,6 +41,8 @@ var rules = []rule{
 		why: "only the journal, the services and test support know NATS"},
 	{packages: "", except: []string{"gpuworker/kvpool"}, deny: []string{"gorgonia.org/cu"},
 		why: "only the pool knows the device"},
+	{packages: "", deny: []string{"gorgonia.org/cu"}, deep: true,
+		why: "the default build links no CUDA: only the tag cuda does"},
 	{packages: "services/gateway", deny: []string{module + "/events/journal"}, why: "a gateway asks the lifecycle service, it never writes"},
 	{packages: "services/console", deny: []string{module + "/events/journal"}, why: "the console reads projections"},
 	{packages: "gpuworker", deny: []string{module + "/events/journal", module + "/services", module + "/statemachine"},
@@ -159,5 +161,22 @@ func TestRulesBite(t *testing.T) {
 				t.Errorf("rule %d bites its exception %s", i, e)
 			}
 		}
+	}
+}
+
+// The build tag for CUDA stands in the pool alone.
+func TestCUDATag(t *testing.T) {
+	out, err := exec.Command("git", "-C", "../..", "grep", "-lE", "^//go:build .*cuda", "--", "*.go").Output()
+	if err != nil {
+		t.Skipf("not a checkout: %v", err)
+	}
+	files := strings.Fields(string(out))
+	for _, f := range files {
+		if !strings.HasPrefix(f, "gpuworker/kvpool/") {
+			t.Errorf("%s has the tag cuda", f)
+		}
+	}
+	if len(files) < 2 || len(files) > 6 {
+		t.Errorf("the tag stands in %v", files)
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
 	"github.com/pdgate/pdgate/services/gateway"
 )
 
@@ -21,6 +22,7 @@ type incident struct {
 	scene    scene
 	threads  int
 	without  []string
+	device   string // of all pools
 	progress func(format string, args ...any)
 }
 
@@ -66,6 +68,7 @@ The exit code is 1 unless the unguarded run leaks and the guarded one answers 40
 with the original error. With guards taken away it is 1 if foreign text comes out.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			g, err := guardsWithout(in.without)
+			err = firstOf(err, kvpool.CheckDevice(in.device))
 			if err != nil {
 				return &usageError{err, cmd}
 			}
@@ -99,6 +102,7 @@ with the original error. With guards taken away it is 1 if foreign text comes ou
 	f := c.Flags()
 	f.BoolVar(&full, "full", false, "the public report's sizes (about 1 GB of memory and a minute)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
+	deviceFlag(f, &in.device)
 	f.IntVar(&in.threads, "threads", 0, "threads of one engine call (0: one for each CPU)")
 	f.StringSliceVar(&in.without, "without", nil, "guards to take away: "+strings.Join(guardNames(), ", "))
 	f.BoolVar(&peel, "peel", false, "take the guards away one after the other, and say which one stops it then")
@@ -144,13 +148,14 @@ func (in *incident) run(ctx context.Context, a *app, g guards) (*verdict, error)
 
 // unguarded serves the open path on a loopback port, so that both runs are asked
 // by the same client.
-func (in *incident) unguarded(ctx context.Context) (outcome, error) {
+func (in *incident) unguarded(ctx context.Context) (o outcome, err error) {
 	s := &in.scene
 	in.progress("without pdgate: a prefill pool of %d tokens, a decode pool of %d", s.prefillTokens, s.decodeTokens)
-	open, err := newOpenServer(s, in.threads)
+	open, err := newOpenServer(s, in.threads, in.device)
 	if err != nil {
 		return outcome{}, err
 	}
+	defer func() { err = errors.Join(err, open.close()) }()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return outcome{}, err
@@ -182,7 +187,7 @@ func (in *incident) unguarded(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	o := s.outcome(ans, time.Since(start))
+	o = s.outcome(ans, time.Since(start))
 	if o.Leaked != "" {
 		o.StoppedBy = "nobody"
 	}

@@ -108,7 +108,7 @@ func (in *incident) guarded(ctx context.Context, a *app, g guards) (outcome, err
 		engine: s.engine(in.threads), prefill: 1, decode: 1, prefillPool: s.prefillTokens, decodePool: s.decodeTokens,
 		tenants:  func(dir string) (*gateway.Tenants, error) { return s.tenantsFile(dir, keys) },
 		allowRed: true, // it is the configuration that preflight is there to find
-		guards:   g, drain: time.Second, log: log,
+		guards:   g, device: in.device, drain: time.Second, log: log,
 	}
 	st.engine.Model = st.engine.Name
 	if g.bigPool {

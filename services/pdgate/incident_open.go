@@ -21,13 +21,14 @@ type openServer struct {
 	engine  engine.Engine
 	prefill *kvpool.Pool
 	decode  *kvpool.Pool
+	devices []func() error // close them
 
 	mu   sync.Mutex
 	held []*kvpool.Allocation // decode's pages of the batch that runs
 	next int
 }
 
-func newOpenServer(s *scene, threads int) (*openServer, error) {
+func newOpenServer(s *scene, threads int, device string) (*openServer, error) {
 	eng, err := engine.New(s.engine(threads))
 	if err != nil {
 		return nil, err
@@ -37,12 +38,14 @@ func newOpenServer(s *scene, threads int) (*openServer, error) {
 		pool   **kvpool.Pool
 		tokens int
 	}{{&o.prefill, s.prefillTokens}, {&o.decode, s.decodeTokens}} {
-		*p.pool, err = kvpool.New(kvpool.Config{
+		var done func() error
+		*p.pool, done, err = openPool(device, kvpool.Config{
 			Pages: eng.Info().PagesFor(p.tokens), PageBytes: eng.Info().PageBytes(), Epoch: 1, Scrub: kvpool.ScrubNone,
 		})
 		if err != nil {
-			return nil, err
+			return nil, errors.Join(err, o.close())
 		}
+		o.devices = append(o.devices, done)
 	}
 	return o, nil
 }
@@ -125,6 +128,16 @@ func (o *openServer) handOff(id string, src, dst *kvpool.Allocation, pages int) 
 		}
 	}
 	return nil
+}
+
+// close gives the devices back.
+func (o *openServer) close() error {
+	o.endBatch()
+	var errs []error
+	for _, done := range o.devices {
+		errs = append(errs, done())
+	}
+	return errors.Join(errs...)
 }
 
 // endBatch gives decode's pages back, as they are.

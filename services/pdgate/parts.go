@@ -300,7 +300,8 @@ type workerPart struct {
 	listen      string
 	advertise   string
 	concurrency int
-	allowRed    bool // take work whatever the preflight finds
+	allowRed    bool   // take work whatever the preflight finds
+	device      string // empty: host memory
 	guards      guards
 	hooks       hooks
 	ready       *telemetry.Readiness // nil: nobody asks
@@ -326,7 +327,7 @@ func (p workerPart) run(ctx context.Context, dial dial, ring *keyring.Ring, log 
 }
 
 // live is one life of the worker.
-func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) error {
+func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log *slog.Logger) (err error) {
 	identity, err := ring.Identity(p.role, p.name)
 	if err != nil {
 		return err
@@ -354,12 +355,13 @@ func (p workerPart) live(ctx context.Context, dial dial, ring *keyring.Ring, log
 	if p.poolTokens < info.PageTokens {
 		return fmt.Errorf("pool of %d tokens: want at least one page of %d", p.poolTokens, info.PageTokens)
 	}
-	pool, err := kvpool.New(kvpool.Config{
+	pool, closeDevice, err := openPool(p.device, kvpool.Config{
 		Pages: p.poolTokens / info.PageTokens, PageBytes: info.PageBytes(), Epoch: uint64(time.Now().UnixMicro()), Scrub: p.guards.scrub, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, closeDevice()) }() // after the worker, which has let go of its pages
 	nc, err := dial(ctx, keyring.Worker(p.role, p.name))
 	if err != nil {
 		return err

@@ -94,7 +94,7 @@ bytes.
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
 		a.requestCommand(), a.modelCommand(), a.preflightCommand(), a.canaryCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
-		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.tenantCommand(), a.initCommand(), a.healthCommand(),
+		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.tenantCommand(), a.initCommand(), a.healthCommand(), a.gpuCommand(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

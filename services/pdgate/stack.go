@@ -40,7 +40,8 @@ type stack struct {
 	decode       int
 	prefillPool  int // tokens, each
 	decodePool   int
-	concurrency  int // of each worker; 0: its own default
+	concurrency  int    // of each worker; 0: its own default
+	device       string // of the workers' pools; empty: host memory
 	queueLimit   int
 	retention    retention
 	canary       canaryPart // every 0: none
@@ -155,7 +156,7 @@ func (s *stack) run(ctx context.Context, use func(context.Context, endpoints) er
 	e.http = e.all[0]
 	add := func(role events.Role, names []string, pool int) {
 		for i, name := range names {
-			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, allowRed: s.allowRed, guards: s.guards, hooks: s.hooks, ready: s.ready}
+			w := workerPart{name: name, role: role, engine: s.engine, poolTokens: pool, listen: dataPlane(sockets, name), concurrency: s.concurrency, allowRed: s.allowRed, device: s.device, guards: s.guards, hooks: s.hooks, ready: s.ready}
 			if s.nodes.on() {
 				w.node = s.nodes.node(name, role, s.nodes.of(role)[i])
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
 	"github.com/pdgate/pdgate/internal/broker"
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/services/gateway"
@@ -101,6 +102,7 @@ process, with keys and log in the data directory. It prints a curl line that wor
 	f.IntVar(&s.decode, "decode-workers", 1, "number of decode workers (of vllm and sglang, one for each node)")
 	f.IntVar(&prefillPool, "pool-tokens", 0, "KV pool of each prefill worker, in tokens (0: 131072; of vllm and sglang, what their nodes say)")
 	f.IntVar(&decodePool, "decode-pool-tokens", 0, "KV pool of each decode worker, in tokens (0: 262144; of vllm and sglang, what their nodes say)")
+	deviceFlag(f, &s.device)
 	f.IntVar(&s.concurrency, "concurrency", 0, "requests that a worker works on at once (0: its own default)")
 	f.BoolVar(&s.allowRed, "allow-red", false, "let workers take work although the preflight finds that prefill and decode do not fit each other")
 	f.IntVar(&s.queueLimit, "queue-limit", 1024, "most requests that wait for prefill; above it clients get 503 (0: no limit)")
@@ -122,7 +124,7 @@ func (s *stack) within(eng *engineFlags) (err error) {
 	if s.engine, err = eng.config(s.prefillPool); err != nil {
 		return err
 	}
-	return firstOf(checkMemory("pool-tokens", s.prefillPool, s.engine), checkMemory("decode-pool-tokens", s.decodePool, s.engine))
+	return firstOf(kvpool.CheckDevice(s.device), checkHostMemory(s.device, "pool-tokens", s.prefillPool, s.engine), checkHostMemory(s.device, "decode-pool-tokens", s.decodePool, s.engine))
 }
 
 // mostWorkers is how many of a role one process runs.

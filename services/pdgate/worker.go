@@ -11,6 +11,7 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/gpuworker/kvpool"
 )
 
 func (a *app) workerCommand() *cobra.Command {
@@ -60,7 +61,7 @@ on. SGLang's two roles need one process.`,
 				p.engine, err = eng.config(pool)
 			}
 			if err == nil {
-				err = checkMemory("pool-tokens", p.poolTokens, p.engine)
+				err = firstOf(kvpool.CheckDevice(p.device), checkHostMemory(p.device, "pool-tokens", p.poolTokens, p.engine))
 			}
 			if err != nil {
 				return &usageError{err, cmd}
@@ -96,6 +97,7 @@ on. SGLang's two roles need one process.`,
 	f.IntVar(&p.poolTokens, "pool-tokens", 0, "KV pool, in tokens (0: 131072; of vllm and sglang, what the node says)")
 	f.IntVar(&decodePool, "decode-pool-tokens", 0, "vllm, sglang: the same of decode nodes, where prefill nodes are named as well")
 	f.BoolVar(&p.allowRed, "allow-red", false, "take work although the preflight finds that this worker and those of the other role do not fit each other")
+	deviceFlag(f, &p.device)
 	f.IntVar(&p.concurrency, "concurrency", 0, "requests that are worked on at once (0: the worker's own default)")
 	f.StringVar(&p.listen, "listen-kv", "", "where pulls are served: tcp://HOST:PORT or unix:///PATH (default: a socket in the data directory)")
 	f.StringVar(&p.advertise, "advertise-kv", "", "address that decode workers use (default: the one that is listened on)")

@@ -1,0 +1,3 @@
+// All kernels of the embedded module.
+#include "pages.h"
+#include "ref.h"
