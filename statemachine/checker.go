@@ -39,7 +39,7 @@ type CheckerConfig struct {
 	NoIndex bool
 
 	// Inputs that are no stored log. They take away what the input cannot show.
-	Unlinked  bool // envelopes do not name the one before
+	Unlinked  bool // envelopes do not name the one before, and partitions are not known
 	Unplaced  bool // nor do events have their positions: each envelope is one line, numbered from 1
 	Lifecycle bool // no pages, digests or facts: rules over those are not judged
 	Midway    bool // the log begins before the input
@@ -114,7 +114,7 @@ type Checker struct {
 	hash      []byte                       // of the event at hand, as text
 	newest    events.Position              // the latest one that an event names, of an unplaced log
 	floors    map[string]events.Position   // of operations, see place
-	chains    map[string]map[string]uint64 // of an unplaced log: tenant, hash of a chain's end, its tenantseq
+	chains    map[string]map[string]uint64 // of an unlinked log: tenant, hash of a chain's end, its tenantseq
 	observed  Observation
 	ops       Ops
 	pages     ledger
@@ -259,8 +259,8 @@ func (c *Checker) event(partition int, p *part, e *events.Event, pos events.Posi
 	if e.Time.After(c.clock) {
 		c.clock = e.Time
 	}
-	if c.cfg.Unplaced {
-		c.chainUnplaced(e, pos)
+	if c.cfg.Unlinked {
+		c.chainUnlinked(e, pos)
 	} else {
 		c.chainTenant(p, e, pos)
 	}

@@ -28,9 +28,9 @@ func (c *Checker) place(e *events.Event, pos, last events.Position, floor *event
 	*floor = c.newest
 }
 
-// chainUnplaced checks the tenant's chains where the partition is not known:
+// chainUnlinked checks the tenant's chains where the partition is not known:
 // each event names the one before it by its hash.
-func (c *Checker) chainUnplaced(e *events.Event, pos events.Position) {
+func (c *Checker) chainUnlinked(e *events.Event, pos events.Position) {
 	if e.Tenant == "" || e.TenantSeq == 0 || c.cfg.Torn {
 		return
 	}

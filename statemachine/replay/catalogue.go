@@ -27,7 +27,6 @@ const (
 	KindLogHole     statemachine.Kind = "log-hole"
 	KindForeign     statemachine.Kind = "log-foreign"
 	KindLegs        statemachine.Kind = "leg-missing"
-	KindLegTokens   statemachine.Kind = "leg-tokens-differ"
 	KindRoomTwice   statemachine.Kind = "room-used-twice"
 )
 
@@ -54,7 +53,6 @@ var own = []Finding{
 	{KindLogHole, RuleEvidence, "the log itself marks a gap", "The auditor found no messages for a range of sequences and wrote a marker. What stood there is unknown.", Incomplete, false},
 	{KindForeign, RuleEvidence, "a message that the log's writers did not write", "Somebody without the log key published into the stream. Its lines count for nothing.", Violated, false},
 	{KindLegs, RuleEvidence, "only one leg of a request is there", "Engine logs show decode without prefill, or prefill without decode. Either the input lacks the other node's log, or the leg was never run.", Incomplete, false},
-	{KindLegTokens, statemachine.RuleDecision, "the two legs counted different prompts", "Prefill and decode of the same request report different input lengths. Prefill with one token where decode has many is the placeholder of a prompt that was rejected inside: decode attended over pages that nobody wrote for it.", Violated, true},
 	{KindRoomTwice, statemachine.RuleDecision, "a transfer reference was used twice", "Two attempts share one bootstrap room, or one request id: either may have got the other's KV.", Violated, true},
 }
 

@@ -44,8 +44,8 @@ const (
 // gave notes a response, affected or not.
 func (x *radius) gave(worker string, affected bool) {
 	n, ok := x.given[worker]
-	if !ok {
-		worker = strings.Clone(worker)
+	if !ok || affected {
+		worker = strings.Clone(worker) // it may be the decoder's
 	}
 	if affected && x.base == nil {
 		x.base = maps.Clone(x.given)
@@ -66,7 +66,9 @@ func (x *radius) add(r Response, edges []Edge) {
 	} else {
 		x.out.Rings.Possible++
 	}
-	x.receiving[r.Tenant] = struct{}{}
+	if r.Tenant != "" {
+		x.receiving[r.Tenant] = struct{}{}
+	}
 	if x.out.First.IsZero() || r.Time.Before(x.out.First) {
 		x.out.First = r.Time
 	}
@@ -146,11 +148,12 @@ func (a *allocation) set(worker string, epoch uint64, tokens int, runs []events.
 // pageLog follows one log's pages.
 type pageLog struct {
 	*radius
-	pools  holders
-	sizes  map[poolKey]int // tokens a page, as registered
-	lives  map[string]*life
-	free   []*life
-	shadow bool // the input names no pages
+	pools    holders
+	sizes    map[poolKey]int // tokens a page, as registered
+	lives    map[string]*life
+	free     []*life
+	shadow   bool // the pages are an external engine's account
+	external bool // the lives are what engines tell: there are no pages
 }
 
 func newPageLog(x *radius) *pageLog {
@@ -308,6 +311,23 @@ func (p *pageLog) decoded(l *life, d *events.RequestDecoded, o *statemachine.Obs
 		why = append(why, KindUnknownRead)
 	}
 	p.response(l, o, d.Worker, d.PromptTokens, d.CompletionTokens, why)
+}
+
+// finish counts requests that have moved, and of whose output the input does not
+// tell: engines log a transfer and not its answer.
+func (p *pageLog) finish() {
+	var ids []string
+	for id, l := range p.lives {
+		if l.moved && len(p.suspects[id]) > 0 && p.external {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		l := p.lives[id]
+		p.gave(l.grant.worker, true)
+		p.response(l, &statemachine.Observation{Event: &events.Event{Subject: id, Time: l.last}}, l.grant.worker, l.tokens, 0, p.suspects[id])
+	}
 }
 
 // broken is an output that broke off after the pages were read: a part of it may

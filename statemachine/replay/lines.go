@@ -8,6 +8,7 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/events/audit"
+	"github.com/pdgate/pdgate/statemachine"
 )
 
 // Lines reads event lines without their envelopes: what export writes as
@@ -65,9 +66,30 @@ func (l *Lines) Next() (*events.Envelope, error) {
 		}
 		l.n++
 		l.lines = append(append(l.lines[:0], line...), '\n')
-		l.env = events.Envelope{Seq: uint64(l.r.Where().Line), Lines: l.lines}
+		l.env = events.Envelope{Partition: PartitionOf(line), Seq: uint64(l.r.Where().Line), Lines: l.lines}
 		return &l.env, nil
 	}
+}
+
+// PartitionOf tells events of operations from those of requests, whose partitions
+// do not show. It looks at the canonical form; what is not in it is not decoded
+// either.
+func PartitionOf(line []byte) int {
+	const key, ofData = `,"type":"`, `,"data":{"command":"`
+	_, rest, _ := bytes.Cut(line, []byte(key))
+	if bytes.HasPrefix(rest, []byte("request.")) {
+		return 0
+	}
+	if bytes.HasPrefix(rest, []byte(events.TypeDenied)) {
+		_, rest, _ = bytes.Cut(rest, []byte(ofData))
+		name, _, _ := bytes.Cut(rest, []byte(`"`))
+		for _, c := range statemachine.Commands() {
+			if string(c.Command) == string(name) && !c.ForOps() {
+				return 0
+			}
+		}
+	}
+	return events.OpsPartition
 }
 
 func (l *Lines) marker(line []byte) error {

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -84,7 +85,6 @@ type logRun struct {
 	in      *Input
 	where   Where
 	pending []statemachine.Violation // of the event at hand
-	event   *events.Event            // at hand; nil outside of events
 	final   map[string]events.State  // of ended requests, only for a point in time
 }
 
@@ -101,7 +101,9 @@ func (f *forward) Write(b []byte) (int, error) {
 // Add replays one input. An error is about the reading itself; what is wrong with
 // the content is in the result.
 func (r *Replay) Add(in *Input, src Source, p Properties) error {
-	r.res.Inputs = append(r.res.Inputs, in)
+	if !slices.Contains(r.res.Inputs, in) {
+		r.res.Inputs = append(r.res.Inputs, in)
+	}
 	if p.Lifecycle {
 		r.res.Coverage = LifecycleOnly
 	}
@@ -112,7 +114,7 @@ func (r *Replay) Add(in *Input, src Source, p Properties) error {
 		}
 		var m *Malformed
 		if errors.As(err, &m) {
-			r.problem(in, m)
+			r.problem(of(src, in), m)
 			continue
 		}
 		if err != nil {
@@ -122,13 +124,45 @@ func (r *Replay) Add(in *Input, src Source, p Properties) error {
 		if in.Events == 0 {
 			l.sum.to = p.Sum
 		}
-		l.add(in, src.Where(), env)
+		l.add(of(src, in), src.Where(), env)
 	}
 	r.markers(in, src)
+	if s, ok := src.(interface{ Marks() []Mark }); ok {
+		for _, m := range s.Marks() {
+			r.mark(m.Kind, m.Evidence)
+			if byID[m.Kind].Exposes {
+				r.radius.suspect(m.Evidence.Subject, m.Kind)
+			}
+		}
+	}
 	if in.Events == 0 && len(in.Problems) == 0 && !r.stop {
 		r.problem(in, &Malformed{Want: "at least one event", Cut: true})
 	}
 	return nil
+}
+
+// Include lists an input whose records come with another one's, as those of the
+// several logs of one cluster do.
+func (r *Replay) Include(in *Input) { r.res.Inputs = append(r.res.Inputs, in) }
+
+// Vouch adds what somebody else found of an input: whether it is what was written.
+func (r *Replay) Vouch(s Severity, notes ...string) {
+	r.worst = max(r.worst, s)
+	r.res.Integrity = append(r.res.Integrity, notes...)
+}
+
+// Mark is a violation that a source has seen by itself.
+type Mark struct {
+	Kind     statemachine.Kind
+	Evidence Evidence
+}
+
+// of is the input that the source's last envelope is of.
+func of(src Source, in *Input) *Input {
+	if s, ok := src.(interface{ Input() *Input }); ok && s.Input() != nil {
+		return s.Input()
+	}
+	return in
 }
 
 // log is the one that the input goes on with, or another one.
@@ -154,6 +188,7 @@ func (r *Replay) log(p Properties, env *events.Envelope) *logRun {
 	if p.Lifecycle {
 		cfg.Key = nil
 	}
+	l.pages.external = p.Lifecycle
 	if r.o.At != nil {
 		l.final = map[string]events.State{}
 	}
@@ -166,6 +201,13 @@ func (l *logRun) add(in *Input, where Where, env *events.Envelope) {
 	if at := l.r.o.At; at != nil && at.Seq > 0 && !l.p.Unplaced && env.Seq > at.Seq {
 		l.r.stop = true
 		return
+	}
+	if at := l.r.o.At; at != nil && !at.Time.IsZero() {
+		line, _, _ := bytes.Cut(env.Lines, []byte{'\n'})
+		if e, err := events.Decode(line); err == nil && e.Time.After(at.Time) {
+			l.r.stop = true
+			return
+		}
 	}
 	l.n++
 	if l.p.Unplaced {
@@ -270,9 +312,6 @@ func (l *logRun) observe(o *statemachine.Observation) {
 	if l.r.o.Observed != nil {
 		l.r.o.Observed(o)
 	}
-	if at := l.r.o.At; at != nil && !at.Time.IsZero() && e.Time.After(at.Time) {
-		l.r.stop = true
-	}
 }
 
 func (l *logRun) other(o *statemachine.Observation) {
@@ -290,6 +329,9 @@ func (l *logRun) other(o *statemachine.Observation) {
 func (l *logRun) request(o *statemachine.Observation) {
 	e := o.Event
 	x := l.pages.life(e)
+	if x.config == nil {
+		x.config = l.config // of a request that had ended, or that went on against its end
+	}
 	if back := x.last.Sub(e.Time); back > 0 && !x.last.IsZero() {
 		rg := &l.r.res.Range
 		rg.SkewUS = max(rg.SkewUS, back.Microseconds())
@@ -446,8 +488,8 @@ func (r *Replay) Finish() *Result {
 		if now.IsZero() {
 			now = l.checker.Clock()
 		}
-		l.event = nil
 		if !r.stop {
+			l.pages.finish()
 			l.checker.Close(now)
 			l.where = Where{}
 			l.flush(nil)

@@ -38,7 +38,7 @@ func (r *Replay) limits() {
 		}
 	}
 	if unkeyed {
-		res.Integrity = append(res.Integrity, "who wrote the envelopes was not checked: that takes the log key (--key-dir), or a bundle with its signatures")
+		res.Integrity = append(res.Integrity, "who wrote the envelopes was not checked: that takes the log key (--keys), or a bundle with its signatures")
 	}
 	if res.Coverage == LifecycleOnly && !lifecycle {
 		res.Limits = append(res.Limits, "coverage is lifecycle-only: the pages of external engines are an account, not the pool, so nothing is claimed about whose pages were read")
