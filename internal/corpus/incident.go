@@ -30,6 +30,8 @@ type IncidentConfig struct {
 	Seed     uint64
 	Requests int           // of the whole mix; 0: 20,000
 	Affected int           // answers with others' data; 0: 155
+	Clean    bool          // guarded and scrubbed: nobody is affected, and no rule is broken
+	Batch    int           // most events of an envelope, which takes one partition; 0: 1
 	Start    time.Time     // zero: 2026-06-01
 	Length   time.Duration // 0: two weeks
 }
@@ -57,6 +59,9 @@ func Incident(cfg IncidentConfig, emit func(*events.Envelope) error) (*Truth, er
 	if cfg.Affected == 0 {
 		cfg.Affected = 155
 	}
+	if cfg.Clean {
+		cfg.Affected = 0
+	}
 	if cfg.Start.IsZero() {
 		cfg.Start = time.Date(2026, 6, 1, 0, 0, 0, 0, time.UTC)
 	}
@@ -64,12 +69,16 @@ func Incident(cfg IncidentConfig, emit func(*events.Envelope) error) (*Truth, er
 		cfg.Length = 14 * 24 * time.Hour
 	}
 	s := &incident{cfg: cfg, log: NewLog(emit), rnd: rand.New(rand.NewPCG(cfg.Seed, 0x1c1de17)), truth: &Truth{Requests: cfg.Requests}, receiving: map[string]bool{}, exposed: map[string]bool{}}
+	if s.log.Batch = cfg.Batch; cfg.Batch > 1 {
+		s.log.Partitions = 1
+	}
 	s.workers()
 	s.arrivals()
 	for s.due.Len() > 0 && s.log.Err() == nil {
 		q := heap.Pop(&s.due).(*request)
 		q.next(q)
 	}
+	s.log.Flush()
 	if err := s.log.Err(); err != nil {
 		return nil, fmt.Errorf("incident: %w", err)
 	}
@@ -377,7 +386,7 @@ func (s *incident) released(q *request) {
 			return
 		}
 		s.log.Put(q.at, q.id, q.tenant, &events.RequestReleased{
-			Worker: p.worker, WorkerEpoch: p.epoch, Role: role, Generation: runs[0].Generation, Pages: events.Pages(runs), Drained: true, Scrubbed: false, Reason: "done",
+			Worker: p.worker, WorkerEpoch: p.epoch, Role: role, Generation: runs[0].Generation, Pages: events.Pages(runs), Drained: true, Scrubbed: s.cfg.Clean, Reason: "done",
 		})
 		p.free(runs)
 	}

@@ -2,6 +2,7 @@ package corpus
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -10,7 +11,8 @@ import (
 // Log numbers, chains and encodes events as the lifecycle service does, an envelope
 // for each Put, and hands the envelopes on.
 type Log struct {
-	Partitions int // 0: 8
+	Partitions int // set before the first Put
+	Batch      int // most events of one envelope; 0: 1
 	Source     string
 
 	emit     func(*events.Envelope) error
@@ -19,6 +21,9 @@ type Log struct {
 	subjects map[string]*place
 	tenants  map[chainKey]*chain
 	buf      []byte
+	lines    []byte // of the envelope that is being filled
+	n        int    // events in it
+	at       int    // its partition
 	err      error
 }
 
@@ -57,6 +62,9 @@ func (l *Log) PutOps(at time.Time, subject string, d events.Data) {
 func (l *Log) Forget(subject string) { delete(l.subjects, subject) }
 
 func (l *Log) put(partition int, at time.Time, subject, tenant string, d events.Data) {
+	if l.n > 0 && l.at != partition {
+		l.Flush()
+	}
 	if l.err != nil {
 		return
 	}
@@ -84,11 +92,25 @@ func (l *Log) put(partition int, at time.Time, subject, tenant string, d events.
 	if c != nil {
 		c.seq, c.hash = e.TenantSeq, events.Hash(l.buf)
 	}
-	l.seq++
-	p.n, p.pos = e.N, events.Position{Seq: l.seq}
-	l.buf = append(l.buf, '\n')
-	l.err = l.emit(&events.Envelope{Partition: partition, Seq: l.seq, Expected: l.last[partition], ID: fmt.Sprintf("corpus.%d", l.seq), Lines: l.buf})
-	l.last[partition] = l.seq
+	if l.n == 0 {
+		l.seq++
+		l.at = partition
+	}
+	p.n, p.pos = e.N, events.Position{Seq: l.seq, Line: l.n}
+	l.lines = append(append(l.lines, l.buf...), '\n')
+	if l.n++; l.n >= l.Batch {
+		l.Flush()
+	}
+}
+
+// Flush ends the envelope that is being filled.
+func (l *Log) Flush() {
+	if l.n == 0 || l.err != nil {
+		return
+	}
+	l.err = l.emit(&events.Envelope{Partition: l.at, Seq: l.seq, Expected: l.last[l.at], ID: "corpus." + strconv.FormatUint(l.seq, 10), Lines: l.lines})
+	l.last[l.at] = l.seq
+	l.lines, l.n = l.lines[:0], 0
 }
 
 // Err is the first error.

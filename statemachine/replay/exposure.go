@@ -2,7 +2,6 @@ package replay
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,14 +16,14 @@ type radius struct {
 	exposed   map[string]struct{}
 	receiving map[string]struct{}
 	hit       map[string]struct{}            // workers that gave affected responses
-	given     map[string]int64               // responses by worker
+	given     map[string]*int64              // responses by worker
 	base      map[string]int64               // given before the first affected one
 	top       map[string]int64               // given at the last affected one
 	suspects  map[string][]statemachine.Kind // of requests whose output may be another's
 }
 
 func newRadius() *radius {
-	return &radius{exposed: map[string]struct{}{}, receiving: map[string]struct{}{}, hit: map[string]struct{}{}, given: map[string]int64{},
+	return &radius{exposed: map[string]struct{}{}, receiving: map[string]struct{}{}, hit: map[string]struct{}{}, given: map[string]*int64{},
 		suspects: map[string][]statemachine.Kind{}, out: Exposure{Responses: []Response{}, Edges: []Edge{}}}
 }
 
@@ -43,18 +42,27 @@ const (
 
 // gave notes a response, affected or not.
 func (x *radius) gave(worker string, affected bool) {
-	n, ok := x.given[worker]
-	if !ok || affected {
-		worker = strings.Clone(worker) // it may be the decoder's
+	n := x.given[worker]
+	if n == nil { // its name may be the decoder's, and assigning to a map keeps the last key
+		n = new(int64)
+		x.given[strings.Clone(worker)] = n
 	}
 	if affected && x.base == nil {
-		x.base = maps.Clone(x.given)
+		x.base = x.counts()
 	}
-	x.given[worker] = n + 1
+	*n++
 	if affected {
-		x.hit[worker] = struct{}{}
-		x.top = maps.Clone(x.given)
+		x.hit[strings.Clone(worker)] = struct{}{}
+		x.top = x.counts()
 	}
+}
+
+func (x *radius) counts() map[string]int64 {
+	all := make(map[string]int64, len(x.given))
+	for w, n := range x.given {
+		all[w] = *n
+	}
+	return all
 }
 
 func (x *radius) add(r Response, edges []Edge) {

@@ -15,7 +15,11 @@ import (
 func incident(t testing.TB, cfg corpus.IncidentConfig) ([]byte, *corpus.Truth) {
 	t.Helper()
 	var b bytes.Buffer
-	w := replay.NewTraceWriter(&b, events.DefaultPartitions)
+	partitions := events.DefaultPartitions
+	if cfg.Batch > 1 {
+		partitions = 1
+	}
+	w := replay.NewTraceWriter(&b, partitions)
 	truth, err := corpus.Incident(cfg, w.Add)
 	if err != nil {
 		t.Fatal(err)
