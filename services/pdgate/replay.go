@@ -68,6 +68,9 @@ line; 3 incomplete or inconclusive; 4 the input is not what was written.`,
 			if err != nil {
 				return &usageError{err, cmd}
 			}
+			if f.export != "" {
+				return a.replayExport(cmd, &f, files)
+			}
 			res, err := a.replay(cmd, &f, o, files)
 			if err != nil {
 				return err
@@ -80,7 +83,7 @@ line; 3 incomplete or inconclusive; 4 the input is not what was written.`,
 	p.StringVar(&f.at, "at", "", "stop at a stream sequence or a time, and show the state of every request and page then")
 	p.StringVar(&f.export, "export", "", "instead of a verdict, write the events as otlp, perfetto, trace or events to --out")
 	p.StringVar(&f.out, "out", "", "file to write an export to; it must not exist")
-	c.AddCommand(a.replayWhatIf(), a.replayRules())
+	c.AddCommand(a.replayWhatIf(), a.replayDiff(), a.replayTimeline(), a.replayHTML(), a.replayRules())
 	return c
 }
 
@@ -128,8 +131,8 @@ func (f *replayFlags) options() (replay.Options, error) {
 	if f.export != "" && !slices.Contains([]string{"otlp", "perfetto", "trace", "events"}, f.export) {
 		errs = append(errs, fmt.Errorf("export %q: want otlp, perfetto, trace or events", f.export))
 	}
-	if (f.export != "") != (f.out != "") {
-		errs = append(errs, errors.New("export and out: want both, or none"))
+	if f.export != "" && f.out == "" {
+		errs = append(errs, errors.New("out: want a file to write the export to"))
 	}
 	if f.policy != "" {
 		p, err := loadPolicy(f.policy)
@@ -191,13 +194,14 @@ func (a *app) replay(cmd *cobra.Command, f *replayFlags, o replay.Options, files
 		}
 	}
 	if err := j.Add(r); err != nil {
-		return nil, unreadable(err, cmd)
+		return nil, &unreadableError{err}
 	}
-	return r.Finish(), nil
+	res := r.Finish()
+	if o.Maps != nil {
+		*o.Maps = r.Maps()
+	}
+	return res, nil
 }
-
-// unreadable is an input that cannot be read at all.
-func unreadable(err error, cmd *cobra.Command) error { return &usageError{err, cmd} }
 
 func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j *importer.Joiner, name string) error {
 	var in io.Reader = a.stdin
@@ -205,7 +209,7 @@ func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			return unreadable(err, cmd)
+			return &unreadableError{err}
 		}
 		// Engine logs are read when all files are known: they stay open until the end.
 		defer func() { context.AfterFunc(cmd.Context(), func() { file.Close() }) }()
@@ -217,7 +221,7 @@ func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j
 	p := &progress{r: in, w: a.stderr, name: name, size: size, ctx: cmd.Context(), quiet: f.quiet}
 	x, err := importer.Open(name, p)
 	if err != nil {
-		return unreadable(err, cmd)
+		return &unreadableError{err}
 	}
 	if x.Input.Format == replay.FormatBundle {
 		return a.replayBundle(cmd, f, r, name)
@@ -225,7 +229,7 @@ func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j
 	if err := x.Add(r, j); err != nil {
 		var m *replay.Malformed
 		if errors.As(err, &m) {
-			return unreadable(fmt.Errorf("%s: %w", name, err), cmd)
+			return &unreadableError{fmt.Errorf("%s: %w", name, err)}
 		}
 		return err
 	}
@@ -346,4 +350,3 @@ The exit code is 1 where a request would have gone another way.`,
 
 // keysGiven says whether the command line names keys to check MACs with.
 func (f *replayFlags) keysGiven(cmd *cobra.Command) bool { return cmd.Flags().Changed("keys") }
-

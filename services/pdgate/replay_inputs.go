@@ -6,27 +6,30 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pdgate/pdgate/events"
 	auditlog "github.com/pdgate/pdgate/events/audit"
+	"github.com/pdgate/pdgate/events/audit/export"
 	"github.com/pdgate/pdgate/events/journal"
 	"github.com/pdgate/pdgate/internal/keyring"
 	"github.com/pdgate/pdgate/statemachine/replay"
+	"github.com/pdgate/pdgate/statemachine/replay/importer"
 )
 
 // replayBundle verifies an audit bundle, and replays its lines.
 func (a *app) replayBundle(cmd *cobra.Command, f *replayFlags, r *replay.Replay, name string) error {
 	file, err := os.Open(name)
 	if err != nil {
-		return unreadable(err, cmd)
+		return &unreadableError{err}
 	}
 	defer file.Close()
 	st, err := file.Stat()
 	if err != nil {
-		return unreadable(err, cmd)
+		return &unreadableError{err}
 	}
 	o, err := f.bundleOptions()
 	if err != nil {
@@ -34,7 +37,7 @@ func (a *app) replayBundle(cmd *cobra.Command, f *replayFlags, r *replay.Replay,
 	}
 	verified, err := auditlog.VerifyBundle(file, st.Size(), o)
 	if err != nil {
-		return unreadable(fmt.Errorf("%s: %w", name, err), cmd)
+		return &unreadableError{fmt.Errorf("%s: %w", name, err)}
 	}
 	notes := []string{fmt.Sprintf("%s: the bundle is %s", name, verified.Verdict)}
 	for _, p := range verified.Problems {
@@ -45,15 +48,15 @@ func (a *app) replayBundle(cmd *cobra.Command, f *replayFlags, r *replay.Replay,
 	r.Vouch(replay.Severity(verified.Code), notes...)
 	z, err := zip.NewReader(file, st.Size())
 	if err != nil {
-		return unreadable(fmt.Errorf("%s: %w", name, err), cmd)
+		return &unreadableError{fmt.Errorf("%s: %w", name, err)}
 	}
 	m, err := bundleManifest(z)
 	if err != nil {
-		return unreadable(fmt.Errorf("%s: %w", name, err), cmd)
+		return &unreadableError{fmt.Errorf("%s: %w", name, err)}
 	}
 	lines, err := z.Open(auditlog.FileLines)
 	if err != nil {
-		return unreadable(fmt.Errorf("%s: %w", name, err), cmd)
+		return &unreadableError{fmt.Errorf("%s: %w", name, err)}
 	}
 	defer lines.Close()
 	p := replay.Properties{Unlinked: true, Unplaced: true, Anchored: verified.Code == auditlog.Noted || verified.Code == auditlog.Finding}
@@ -64,6 +67,7 @@ func (a *app) replayBundle(cmd *cobra.Command, f *replayFlags, r *replay.Replay,
 		if x.Name == auditlog.FileLines {
 			in.SHA256 = x.SHA256
 			in.Notes = append(in.Notes, "the digest is that of its "+auditlog.FileLines)
+			in.Checkpoint = fmt.Sprintf("%s, size %d, root %s", m.Log, m.End.Size, m.End.Root)
 		}
 	}
 	return r.Add(in, replay.NewLines(&progress{r: lines, w: a.stderr, name: name, ctx: cmd.Context(), quiet: f.quiet}), p)
@@ -232,4 +236,70 @@ func (a *app) openStream(ctx context.Context, f *replayFlags) (_ *streamSource, 
 		s.first, s.midway = env, env.Seq > 1
 	}
 	return s, nil
+}
+
+// ownSource opens one input of our own events, to write it in another form.
+func (a *app) ownSource(cmd *cobra.Command, f *replayFlags, files []string) (replay.Source, replay.Properties, func(), error) {
+	none := func(err error) (replay.Source, replay.Properties, func(), error) {
+		return nil, replay.Properties{}, nil, err
+	}
+	if f.stream {
+		s, err := a.openStream(cmd.Context(), f)
+		if err != nil {
+			return none(err)
+		}
+		return s, replay.Properties{Partitions: s.partitions}, s.close, nil
+	}
+	if len(files) != 1 {
+		return none(&usageError{errors.New("export: want one file, or --stream"), cmd})
+	}
+	file, err := os.Open(files[0])
+	if err != nil {
+		return none(&unreadableError{err})
+	}
+	x, err := importer.Open(files[0], file)
+	var src replay.Source
+	var p replay.Properties
+	if err == nil {
+		src, p, err = x.Source()
+	}
+	if err != nil {
+		file.Close()
+		return none(&unreadableError{err})
+	}
+	if t, ok := src.(*replay.Trace); ok {
+		t.Sum = nil // nobody judges here; the copy has a sum of its own
+	}
+	return src, p, func() { file.Close() }, nil
+}
+
+// exportRecords are a source's events as an export takes them.
+func exportRecords(src replay.Source) iter.Seq2[export.Record, error] {
+	return func(yield func(export.Record, error) bool) {
+		leaf := int64(0)
+		for {
+			env, err := src.Next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(export.Record{}, err)
+				return
+			}
+			stop := errors.New("stopped")
+			err = events.Split(env.Lines, func(line int, raw []byte) error {
+				if !yield(export.Record{Seq: env.Seq, Line: line, Leaf: leaf, Raw: raw}, nil) {
+					return stop
+				}
+				leaf++
+				return nil
+			})
+			if err != nil {
+				if !errors.Is(err, stop) {
+					yield(export.Record{}, err)
+				}
+				return
+			}
+		}
+	}
 }

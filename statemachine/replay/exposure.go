@@ -15,6 +15,8 @@ type radius struct {
 	out       Exposure
 	exposed   map[string]struct{}
 	receiving map[string]struct{}
+	owners    map[string]struct{} // requests whose pages were read
+	maps      []PageMap
 	hit       map[string]struct{}            // workers that gave affected responses
 	given     map[string]*int64              // responses by worker
 	base      map[string]int64               // given before the first affected one
@@ -23,7 +25,7 @@ type radius struct {
 }
 
 func newRadius() *radius {
-	return &radius{exposed: map[string]struct{}{}, receiving: map[string]struct{}{}, hit: map[string]struct{}{}, given: map[string]*int64{},
+	return &radius{exposed: map[string]struct{}{}, receiving: map[string]struct{}{}, owners: map[string]struct{}{}, hit: map[string]struct{}{}, given: map[string]*int64{},
 		suspects: map[string][]statemachine.Kind{}, out: Exposure{Responses: []Response{}, Edges: []Edge{}}}
 }
 
@@ -94,6 +96,7 @@ func (x *radius) add(r Response, edges []Edge) {
 	}
 	for _, e := range edges {
 		x.exposed[e.OwnerTenant] = struct{}{}
+		x.owners[e.Owner] = struct{}{}
 		if len(x.out.Edges) < maxEdges {
 			x.out.Edges = append(x.out.Edges, e)
 		} else {
@@ -108,6 +111,7 @@ func (x *radius) result() Exposure {
 	for w := range x.hit {
 		out.Rings.Population += x.top[w] - x.base[w]
 	}
+	out.Owners = int64(len(x.owners))
 	out.TenantsExposed, out.TenantsReceiving = sorted(x.exposed), sorted(x.receiving)
 	return out
 }
@@ -317,6 +321,9 @@ func (p *pageLog) decoded(l *life, d *events.RequestDecoded, o *statemachine.Obs
 		why = append(why, KindStalePages)
 	} else if unknown {
 		why = append(why, KindUnknownRead)
+	}
+	if len(l.edges) > 0 {
+		p.snapshot(l, &l.grant, d.PromptTokens, o)
 	}
 	p.response(l, o, d.Worker, d.PromptTokens, d.CompletionTokens, why)
 }

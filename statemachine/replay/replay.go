@@ -29,7 +29,10 @@ type Options struct {
 	AcceptLifecycle  bool // lives that engines tell of
 
 	// Each is called for each event, after it was judged.
-	Observed func(*statemachine.Observation)
+	Observed  func(*statemachine.Observation)
+	Violation func(statemachine.Kind, Evidence)
+
+	Maps *[]PageMap // is given the pools at affected responses, by whoever runs the replay
 }
 
 // Properties say what a source's envelopes are.
@@ -306,11 +309,11 @@ func (l *logRun) observe(o *statemachine.Observation) {
 	} else {
 		l.other(o)
 	}
-	if len(l.pending) > 0 {
-		l.flush(o)
-	}
 	if l.r.o.Observed != nil {
 		l.r.o.Observed(o)
+	}
+	if len(l.pending) > 0 {
+		l.flush(o)
 	}
 }
 
@@ -455,6 +458,9 @@ func (l *logRun) flush(o *statemachine.Observation) {
 			k.policy = l.config.Policy
 		}
 		l.r.group(k, e)
+		if l.r.o.Violation != nil {
+			l.r.o.Violation(v.Kind, e)
+		}
 	}
 	l.pending = l.pending[:0]
 }

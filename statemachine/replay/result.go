@@ -33,6 +33,8 @@ type Result struct {
 	WhatIf    *WhatIf  `json:"what_if,omitempty"`
 	At        *State   `json:"at,omitempty"`
 	Limits    []string `json:"limits"`
+
+	Notifications []Notification `json:"notifications,omitempty"` // to tenants, as the log holds them
 }
 
 // Verdict is the one line.
@@ -47,8 +49,9 @@ type Input struct {
 	Name        string    `json:"name"`
 	Format      Format    `json:"format"`
 	Compression string    `json:"compression,omitempty"`
-	SHA256      string    `json:"sha256,omitempty"` // of the bytes as they came
-	Digest      string    `json:"digest,omitempty"` // of a trace, by its own end
+	SHA256      string    `json:"sha256,omitempty"`     // of the bytes as they came
+	Digest      string    `json:"digest,omitempty"`     // of a trace, by its own end
+	Checkpoint  string    `json:"checkpoint,omitempty"` // of a bundle: what it proves to be part of
 	Bytes       int64     `json:"bytes"`
 	Events      int64     `json:"events"`
 	Problems    []Problem `json:"problems,omitempty"`
@@ -140,6 +143,7 @@ type Exposure struct {
 	TenantsExposed   []string   `json:"tenants_exposed"`
 	TenantsReceiving []string   `json:"tenants_receiving"`
 	CrossTenant      int64      `json:"cross_tenant"` // confirmed responses with another tenant's pages
+	Owners           int64      `json:"owners"`       // requests whose pages were read
 	First            time.Time  `json:"first,omitzero"`
 	Last             time.Time  `json:"last,omitzero"`
 	MinPrompt        int        `json:"min_prompt_tokens,omitempty"` // of the confirmed and possible responses

@@ -205,7 +205,7 @@ func trace(t testing.TB) (file, lines []byte) {
 	t.Helper()
 	var b, l bytes.Buffer
 	w := replay.NewTraceWriter(&b, events.DefaultPartitions)
-	if _, err := corpus.Incident(corpus.IncidentConfig{Seed: 3, Requests: 30, Clean: true}, func(env *events.Envelope) error {
+	if _, err := corpus.Incident(corpus.IncidentConfig{Seed: 3, Requests: 9, Clean: true}, func(env *events.Envelope) error {
 		l.Write(env.Lines)
 		return w.Add(env)
 	}); err != nil {
@@ -281,7 +281,7 @@ func TestTampered(t *testing.T) {
 			}
 		}
 	}
-	for n := 0; n < len(file)-1; n += 97 {
+	for n := 0; n < len(file)-1; n += 499 {
 		if r, err := read(t, replay.Options{}, file[:n]); err == nil && r.Verdict.Exit < replay.Incomplete {
 			t.Errorf("a trace of which %d bytes are left: %s", n, r.Verdict.Line)
 		}

@@ -2,25 +2,48 @@ package importer
 
 import (
 	"errors"
+	"fmt"
 	"io"
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/statemachine/replay"
 )
 
+// Source is a file of our own events, as they are. Other files have none.
+func (f *File) Source() (replay.Source, replay.Properties, error) {
+	switch f.Input.Format {
+	case replay.FormatTrace:
+		src, err := replay.NewTrace(f.r)
+		if err != nil {
+			return nil, replay.Properties{}, err
+		}
+		return src, replay.Properties{Partitions: src.Partitions, Anchored: true, Sum: src.Sum}, nil
+	case replay.FormatEvents:
+		return replay.NewLines(f.r), replay.Properties{Unlinked: true, Unplaced: true}, nil
+	case replay.FormatOTLP, replay.FormatTempo, replay.FormatJaeger, replay.FormatPerfetto:
+		s, problems, err := f.spans()
+		if err == nil && len(s.own) == 0 {
+			err = fmt.Errorf("%w: no span carries an event of ours", replay.ErrUnreadable)
+		}
+		if err != nil {
+			return nil, replay.Properties{}, err
+		}
+		return &troubled{newOwnSource(s.own), problems}, replay.Properties{Unlinked: true}, nil
+	}
+	return nil, replay.Properties{}, fmt.Errorf("%w: %s holds no events of ours", replay.ErrUnreadable, f.Input.Format)
+}
+
 // Add replays a file of our own events. A file of spans is read whole first; what
 // it tells of engines' legs goes to the joiner, which is replayed by [Joiner.Add]
 // after all files.
 func (f *File) Add(r *replay.Replay, j *Joiner) error {
 	switch f.Input.Format {
-	case replay.FormatTrace:
-		src, err := replay.NewTrace(f.r)
+	case replay.FormatTrace, replay.FormatEvents:
+		src, p, err := f.Source()
 		if err != nil {
 			return err
 		}
-		return r.Add(f.Input, src, replay.Properties{Partitions: src.Partitions, Anchored: true, Sum: src.Sum})
-	case replay.FormatEvents:
-		return r.Add(f.Input, replay.NewLines(f.r), replay.Properties{Unlinked: true, Unplaced: true})
+		return r.Add(f.Input, src, p)
 	case replay.FormatOTLP, replay.FormatTempo, replay.FormatJaeger, replay.FormatPerfetto:
 		return f.addSpans(r, j)
 	case replay.FormatBundle:
@@ -32,27 +55,35 @@ func (f *File) Add(r *replay.Replay, j *Joiner) error {
 	return nil
 }
 
-func (f *File) addSpans(r *replay.Replay, j *Joiner) error {
+// spans reads a file of spans whole.
+func (f *File) spans() (*spanFile, []*replay.Malformed, error) {
 	s := &spanFile{in: f.Input, r: replay.NewLineReader(f.r, maxDocument), legs: map[string]*record{}}
 	var problems []*replay.Malformed
-	var legs []*record
 	for {
-		all, err := s.next()
-		legs = append(legs, all...)
+		_, err := s.next()
 		var m *replay.Malformed
-		if errors.As(err, &m) {
+		switch {
+		case errors.As(err, &m):
 			problems = append(problems, m)
-			continue
-		}
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
+		case errors.Is(err, io.EOF):
+			return s, problems, nil
+		case err != nil:
+			return nil, nil, err
 		}
 	}
+}
+
+func (f *File) addSpans(r *replay.Replay, j *Joiner) error {
+	s, problems, err := f.spans()
+	if err != nil {
+		return err
+	}
 	if len(s.own) > 0 {
-		return r.Add(f.Input, &troubled{ownSource: newOwnSource(s.own), problems: problems}, replay.Properties{Unlinked: true})
+		return r.Add(f.Input, &troubled{newOwnSource(s.own), problems}, replay.Properties{Unlinked: true})
+	}
+	legs := s.legsInOrder()
+	if len(legs) == 0 && s.spans > 0 {
+		problems = append(problems, &replay.Malformed{Want: "spans with " + AttrEvent + ", rid or gen_ai.request.id: none of them tells of a request", Cut: true})
 	}
 	r.Include(f.Input)
 	j.files = append(j.files, &file{f.Input, func() ([]*record, error) {
@@ -65,9 +96,6 @@ func (f *File) addSpans(r *replay.Replay, j *Joiner) error {
 		legs = nil
 		return all, io.EOF
 	}})
-	if len(legs) == 0 && s.spans > 0 {
-		problems = append(problems, &replay.Malformed{Want: "spans with " + AttrEvent + ", rid or gen_ai.request.id: none of them tells of a request", Cut: true})
-	}
 	return nil
 }
 
