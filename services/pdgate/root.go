@@ -104,7 +104,7 @@ bytes.
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
 		a.requestCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
-		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.replayCommand(),
+		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.replayCommand(), a.reportCommand(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)
