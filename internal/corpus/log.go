@@ -14,6 +14,7 @@ type Log struct {
 	Partitions int // set before the first Put
 	Batch      int // most events of one envelope; 0: 1
 	Source     string
+	Command    string // of the events that follow
 
 	emit     func(*events.Envelope) error
 	seq      uint64
@@ -73,7 +74,7 @@ func (l *Log) put(partition int, at time.Time, subject, tenant string, d events.
 		p = &place{}
 		l.subjects[subject] = p
 	}
-	e := events.Event{Source: l.Source, Type: d.EventType(), Subject: subject, Time: events.Micros(at), N: p.n + 1, Prev: p.pos, Tenant: tenant, Data: d}
+	e := events.Event{Source: l.Source, Type: d.EventType(), Subject: subject, Time: events.Micros(at), N: p.n + 1, Prev: p.pos, Tenant: tenant, Command: l.Command, Data: d}
 	e.ID = fmt.Sprintf("%s.%d", subject, e.N)
 	var c *chain
 	if tenant != "" {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,6 +97,7 @@ func (f *reportFlags) fill() error {
 	moment("detected-at", f.detected, &s.DetectedAt)
 	moment("aware-at", f.aware, &s.AwareAt)
 	moment("contained-at", f.contained, &s.ContainedAt)
+	s.Measures = slices.DeleteFunc(s.Measures, func(m string) bool { return m == "" })
 	s.Version, s.Phase = 1, replay.Phase(f.phase)
 	if f.previous != "" {
 		was, digest, err := readReport(f.previous)
