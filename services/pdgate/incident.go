@@ -21,6 +21,7 @@ type incident struct {
 	scene    scene
 	threads  int
 	without  []string
+	record   string // directory for the logs of both runs; "": none
 	progress func(format string, args ...any)
 }
 
@@ -48,6 +49,8 @@ type outcome struct {
 
 func (a *app) incidentCommand() *cobra.Command {
 	var full, asJSON, peel bool
+	var rebuild string
+	var seed uint64
 	in := incident{}
 	c := &cobra.Command{
 		Use:   "incident",
@@ -61,6 +64,9 @@ request goes through the real parts over HTTP.
 
 Quick sizes by default; --full takes those of the public report: a prefill pool
 of 681,280 tokens, a context of 1,048,576, a prompt of 1,000,000.
+
+--record keeps the logs of both runs. --rebuild writes the log of two weeks of such a
+cluster, with 155 answers from other requests' pages, for docs/forensics.md.
 
 The exit code is 1 unless the unguarded run leaks and the guarded one answers 400
 with the original error. With guards taken away it is 1 if foreign text comes out.`,
@@ -77,6 +83,9 @@ with the original error. With guards taken away it is 1 if foreign text comes ou
 				in.progress = func(format string, args ...any) {
 					fmt.Fprintf(a.stderr, "%6.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 				}
+			}
+			if rebuild != "" {
+				return a.rebuildIncident(rebuild, seed)
 			}
 			if peel {
 				return in.peel(cmd.Context(), a)
@@ -101,6 +110,9 @@ with the original error. With guards taken away it is 1 if foreign text comes ou
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.IntVar(&in.threads, "threads", 0, "threads of one engine call (0: one for each CPU)")
 	f.StringSliceVar(&in.without, "without", nil, "guards to take away: "+strings.Join(guardNames(), ", "))
+	f.StringVar(&in.record, "record", "", "directory to write both runs' logs to, for pdgate replay: unguarded.trace and guarded.trace")
+	f.StringVar(&rebuild, "rebuild", "", "instead, write the public incident's two weeks as a trace to this file")
+	f.Uint64Var(&seed, "seed", 1, "of --rebuild")
 	f.BoolVar(&peel, "peel", false, "take the guards away one after the other, and say which one stops it then")
 	c.MarkFlagsMutuallyExclusive("peel", "without")
 	c.MarkFlagsMutuallyExclusive("peel", "json")
@@ -151,6 +163,7 @@ func (in *incident) unguarded(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	open.rec = newOpenRecord(in, open)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return outcome{}, err
@@ -186,7 +199,8 @@ func (in *incident) unguarded(ctx context.Context) (outcome, error) {
 	if o.Leaked != "" {
 		o.StoppedBy = "nobody"
 	}
-	return o, nil
+	open.endBatch()
+	return o, open.rec.write(in.record)
 }
 
 // outcome judges the intruder's answer.

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"log/slog"
 	"os"
 
+	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"github.com/pdgate/pdgate/events"
@@ -171,7 +173,7 @@ func (s *streamSource) close() {
 
 var errStreamEnd = errors.New("the end of the log")
 
-func (a *app) openStream(ctx context.Context, f *replayFlags) (_ *streamSource, err error) {
+func (a *app) openStream(ctx context.Context, f *replayFlags) (*streamSource, error) {
 	ring, err := a.load(&f.remote)
 	if err != nil {
 		return nil, err
@@ -184,6 +186,11 @@ func (a *app) openStream(ctx context.Context, f *replayFlags) (_ *streamSource, 
 	if err != nil {
 		return nil, err
 	}
+	return newStreamSource(ctx, nc, key, a.log)
+}
+
+// newStreamSource follows the log over a connection, which it closes.
+func newStreamSource(ctx context.Context, nc *nats.Conn, key []byte, log *slog.Logger) (_ *streamSource, err error) {
 	s := &streamSource{all: make(chan *events.Envelope), took: make(chan struct{}), closers: []func(){nc.Close}}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	defer func() {
@@ -194,7 +201,7 @@ func (a *app) openStream(ctx context.Context, f *replayFlags) (_ *streamSource, 
 			}
 		}
 	}()
-	j, err := journal.OpenJetStream(ctx, nc, journal.Config{Key: key, Logger: a.log})
+	j, err := journal.OpenJetStream(ctx, nc, journal.Config{Key: key, Logger: log})
 	if err != nil {
 		return nil, err
 	}
