@@ -41,6 +41,8 @@ var rules = []rule{
 		why: "only the journal, the services and test support know NATS"},
 	{packages: "", except: []string{"gpuworker/kvpool"}, deny: []string{"gorgonia.org/cu"},
 		why: "only the pool knows the device"},
+	{packages: "", except: []string{"statemachine/replay/importer"}, deny: []string{"go.opentelemetry.io/collector", "github.com/klauspost"},
+		why: "only the importer reads what others write"},
 	{packages: "services/gateway", deny: []string{module + "/events/journal"}, why: "a gateway asks the lifecycle service, it never writes"},
 	{packages: "services/console", deny: []string{module + "/events/journal"}, why: "the console reads projections"},
 	{packages: "gpuworker", deny: []string{module + "/events/journal", module + "/services", module + "/statemachine"},

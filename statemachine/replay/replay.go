@@ -295,6 +295,9 @@ func (r *Replay) group(k groupKey, e Evidence) {
 // observe takes an event after it was judged.
 func (l *logRun) observe(o *statemachine.Observation) {
 	e, res := o.Event, l.r.res
+	if l.p.Unplaced {
+		o.Position = events.Position{} // a line's number is no place in the log
+	}
 	l.in.Events++
 	l.types[e.Type]++
 	rg := &res.Range

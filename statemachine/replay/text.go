@@ -23,7 +23,8 @@ func (res *Result) WriteText(w io.Writer, limit int) error {
 	p.exposure(res)
 	p.whatIf(res.WhatIf)
 	p.state(res.At)
-	p.list("not claimed", slices.Concat(res.Integrity, res.Limits))
+	p.list("integrity", res.Integrity)
+	p.list("not claimed", res.Limits)
 	return p.Flush()
 }
 

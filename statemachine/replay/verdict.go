@@ -16,7 +16,7 @@ func (r *Replay) limits() {
 		case !l.p.Anchored:
 			unanchored++
 		}
-		unkeyed = unkeyed || !l.p.Lifecycle && r.o.Key == nil
+		unkeyed = unkeyed || !l.p.Lifecycle && r.o.Key == nil && !(l.p.Unplaced && l.p.Anchored)
 		if l.p.Midway {
 			res.Limits = append(res.Limits, "the input begins, or is cut out, in the middle of the log: requests that began before it are counted and not judged")
 		}

@@ -2,7 +2,6 @@ package importer
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/pdgate/pdgate/events"
@@ -97,7 +96,7 @@ func (w *writer) error(l *record, code events.Code) events.Error {
 		e.Code = classify(l.message, code)
 	}
 	if e.Status == 0 {
-		e.Status = http.StatusOK
+		e.Status = 200 // an abort without a status is an ordinary answer
 	}
 	return e
 }
