@@ -75,6 +75,12 @@ const (
 	StageEngine    = "engine"
 )
 
+// JudgeAdmission is the admission policy over the facts of a model that somebody
+// serves: nil, or the error that the client gets.
+func JudgeAdmission(f *events.AdmissionFacts, prompt, maxTokens int) *events.Error {
+	return judgeAdmission(true, f, prompt, maxTokens, Guards{})
+}
+
 // judgeAdmission is the admission policy over recorded facts: nil, or the error
 // that the client gets. The checker judges the same facts again.
 func judgeAdmission(known bool, f *events.AdmissionFacts, prompt, maxTokens int, g Guards) *events.Error {

@@ -1,8 +1,11 @@
 package statemachine
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -34,6 +37,30 @@ type CheckerConfig struct {
 	// NoIndex keeps memory bounded by the open requests, for logs of any
 	// length. CheckAnswers and CheckClients must then come before the first Add.
 	NoIndex bool
+
+	// Inputs that are no stored log. They take away what the input cannot show.
+	Unlinked  bool // envelopes do not name the one before, and partitions are not known
+	Unplaced  bool // nor do events have their positions: each envelope is one line, numbered from 1
+	Lifecycle bool // no pages, digests or facts: rules over those are not judged
+	Midway    bool // the log begins before the input
+	Torn      bool // events of other requests are left out, and tenants' chains have holes
+
+	// Violated takes each violation, which is then not kept. Observed is called
+	// for each event after it was judged; what it is given is good until it returns.
+	Violated func(Violation)
+	Observed func(*Observation)
+	// Sum takes the SHA-256 of each event line, 32 bytes each, in the log's order.
+	Sum io.Writer
+}
+
+// Observation is one event as it was judged.
+type Observation struct {
+	Event     *events.Event
+	Position  events.Position
+	Partition int
+	Before    events.State // "" outside of a request's history
+	Request   *Request     // after the event; nil outside of a request's history
+	Broken    bool         // the history has a hole: the event was not judged
 }
 
 // Violation is one breach.
@@ -42,6 +69,9 @@ type Violation struct {
 	Subject  string // request, worker, model or partition
 	Position events.Position
 	Message  string // names and numbers only
+	Kind     Kind
+	Expected string // "" where the message says it
+	Actual   string
 }
 
 func (v Violation) String() string {
@@ -81,7 +111,11 @@ type Checker struct {
 	closed    endings             // in order of their time
 	free      []*checked          // to be used again
 	scratch   []byte
-	hash      []byte // of the event at hand
+	hash      []byte                       // of the event at hand, as text
+	newest    events.Position              // the latest one that an event names, of an unplaced log
+	floors    map[string]events.Position   // of operations, see place
+	chains    map[string]map[string]uint64 // of an unlinked log: tenant, hash of a chain's end, its tenantseq
+	observed  Observation
 	ops       Ops
 	pages     ledger
 	first     uint64          // sequence of the first envelope that the log still has
@@ -119,17 +153,36 @@ func NewChecker(cfg CheckerConfig) *Checker {
 	}
 	return &Checker{
 		cfg: cfg, parts: map[int]*part{}, requests: map[string]*checked{}, ended: map[string]ended{},
-		envelopes: recent{limit: limit}, outside: recent{limit: limit}, pages: ledger{},
+		envelopes: recent{limit: limit}, outside: recent{limit: limit}, pages: ledger{}, chains: map[string]map[string]uint64{},
 		clients: newClientSide(!cfg.NoIndex),
 	}
 }
 
-func (c *Checker) violate(rule, subject string, pos events.Position, format string, args ...any) {
-	if len(c.violations) >= maxViolations {
+func (c *Checker) violate(kind Kind, subject string, pos events.Position, format string, args ...any) {
+	if c.cfg.Violated == nil && len(c.violations) >= maxViolations {
 		c.more++
 		return
 	}
-	c.violations = append(c.violations, Violation{rule, strings.Clone(subject), pos, fmt.Sprintf(format, args...)})
+	c.found(Violation{Kind: kind, Subject: strings.Clone(subject), Position: pos, Message: fmt.Sprintf(format, args...)})
+}
+
+// breach reports one; its texts may be the decoder's.
+func (c *Checker) breach(b breach, subject string, pos events.Position) {
+	if c.cfg.Violated == nil && len(c.violations) >= maxViolations {
+		c.more++
+		return
+	}
+	c.found(Violation{Kind: b.kind, Subject: strings.Clone(subject), Position: pos, Message: b.what, Expected: strings.Clone(b.want), Actual: strings.Clone(b.got)})
+}
+
+func (c *Checker) found(v Violation) {
+	v.Rule = kindRule[v.Kind]
+	if c.cfg.Violated != nil {
+		c.more++
+		c.cfg.Violated(v)
+		return
+	}
+	c.violations = append(c.violations, v)
 }
 
 // Add reads the next envelope. An envelope that cannot be read is an error, and
@@ -150,7 +203,7 @@ func (c *Checker) Add(env *events.Envelope) error {
 			// Not written by the service: its events are no part of the log. It
 			// stands in the stream all the same, and writers go on from there.
 			p.last = env.Seq
-			c.violate(RuleLog, subject, at, "the envelope's MAC is wrong")
+			c.violate(KindLogMAC, subject, at, "the envelope's MAC is wrong")
 			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 		}
 	}
@@ -160,31 +213,43 @@ func (c *Checker) Add(env *events.Envelope) error {
 	if p.last == 0 && c.left(env.Expected) {
 		p.last = env.Expected // what the partition's first envelope was written on has left
 	}
-	if env.Expected != p.last || env.Seq <= p.last {
-		c.violate(RuleLog, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, p.last)
+	switch {
+	case c.cfg.Unlinked && env.Seq > p.last, c.cfg.Midway && p.last == 0:
+	case env.Expected != p.last || env.Seq <= p.last:
+		c.violate(KindLogGap, subject, at, "envelope %d was written on %d, and the one before is %d", env.Seq, env.Expected, p.last)
 	}
 	p.last = env.Seq
 	if env.ID != "" && !c.envelopes.add(env.ID) {
-		c.violate(RuleLog, subject, at, "the envelope stands twice")
+		c.violate(KindLogDuplicate, subject, at, "the envelope stands twice")
 	}
 	err := events.Split(env.Lines, func(line int, b []byte) error {
 		e, err := c.decode(env.Partition, b)
 		if err != nil {
 			return err
 		}
-		c.hash = c.hash[:0]
-		if e.Tenant != "" || c.clients.listen() {
-			c.hash = events.AppendHash(c.hash, b)
-		}
+		c.digest(e, b)
 		c.event(env.Partition, p, e, events.Position{Seq: env.Seq, Line: line})
 		return nil
 	})
 	if err != nil {
-		c.violate(RuleLog, subject, at, "the envelope cannot be read")
+		c.violate(KindLogUnreadable, subject, at, "the envelope cannot be read")
 		return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 	}
 	c.forget()
 	return nil
+}
+
+// digest hashes the line where its hash is asked for, and once.
+func (c *Checker) digest(e *events.Event, line []byte) {
+	c.hash = c.hash[:0]
+	if e.Tenant == "" && c.cfg.Sum == nil && !c.clients.listen() {
+		return
+	}
+	sum := sha256.Sum256(line)
+	c.hash = base64.RawURLEncoding.AppendEncode(c.hash, sum[:])
+	if c.cfg.Sum != nil {
+		_, _ = c.cfg.Sum.Write(sum[:]) // a hash never fails
+	}
 }
 
 // decode reads an event. Those of requests are the decoder's, and good until the
@@ -202,7 +267,12 @@ func (c *Checker) event(partition int, p *part, e *events.Event, pos events.Posi
 	if e.Time.After(c.clock) {
 		c.clock = e.Time
 	}
-	c.chainTenant(p, e, pos)
+	if c.cfg.Unlinked {
+		c.chainUnlinked(e, pos)
+	} else {
+		c.chainTenant(p, e, pos)
+	}
+	c.observed = Observation{Event: e, Position: pos, Partition: partition}
 	switch {
 	case partition == events.OpsPartition:
 		c.operation(e, pos)
@@ -210,6 +280,10 @@ func (c *Checker) event(partition int, p *part, e *events.Event, pos events.Posi
 		c.outsider(e, pos, events.New)
 	default:
 		c.request(partition, e, pos)
+		return // which has told the observer
+	}
+	if c.cfg.Observed != nil {
+		c.cfg.Observed(&c.observed)
 	}
 }
 
@@ -219,7 +293,8 @@ func (c *Checker) chainTenant(p *part, e *events.Event, pos events.Position) {
 		return
 	}
 	end := p.tenants[e.Tenant]
-	if end == nil {
+	first := end == nil
+	if first {
 		end = &tenantEnd{}
 		p.tenants[strings.Clone(e.Tenant)] = end
 		if c.first > 1 && e.TenantSeq > 1 {
@@ -228,10 +303,11 @@ func (c *Checker) chainTenant(p *part, e *events.Event, pos events.Position) {
 		}
 	}
 	switch {
+	case first && c.cfg.Midway:
 	case e.TenantSeq != end.seq+1:
-		c.violate(RuleLog, e.Subject, pos, "tenantseq %d follows %d", e.TenantSeq, end.seq)
+		c.violate(KindTenantGap, e.Subject, pos, "tenantseq %d follows %d", e.TenantSeq, end.seq)
 	case e.TenantPrev != string(end.hash):
-		c.violate(RuleLog, e.Subject, pos, "tenantprev is not the hash of the tenant's event before")
+		c.breach(broke(KindTenantHash, "tenantprev is not the hash of the tenant's event before").are(string(end.hash), e.TenantPrev), e.Subject, pos)
 	}
 	end.seq, end.hash = e.TenantSeq, append(end.hash[:0], c.hash...)
 }
@@ -241,9 +317,20 @@ func (c *Checker) operation(e *events.Event, pos events.Position) {
 		c.outsider(e, pos, "")
 		return
 	}
-	c.assume(e)
-	if err := FoldOps(&c.ops, e, pos, ""); err != nil {
-		c.violate(RuleDecision, e.Subject, pos, "%v", err)
+	if c.cfg.Unplaced {
+		f := c.floors[e.Subject]
+		c.place(e, pos, c.ops.Subjects[e.Subject].Pos, &f)
+		if c.floors == nil {
+			c.floors = map[string]events.Position{}
+		}
+		c.floors[e.Subject] = f // operations' events are their own
+	}
+	skip := c.midway(e)
+	if !c.cfg.Midway {
+		c.assume(e)
+	}
+	if err := FoldOps(&c.ops, e, pos, ""); err != nil && !skip {
+		c.violate(KindOps, e.Subject, pos, "%v", err)
 	}
 	if d, ok := e.Data.(*events.WorkerJoined); ok {
 		c.pages.joined(d.Worker, d.Epoch)
@@ -258,12 +345,12 @@ func (c *Checker) outsider(e *events.Event, pos events.Position, state events.St
 	case (e.Type == events.TypeAuditRead || e.Type == events.TypeCanaryRan) && state == "":
 		// On the operations' subject: they say who looked, and decide nothing.
 	case e.Type != denied:
-		c.violate(RuleLog, e.Subject, pos, "%s stands outside of any history", e.Type)
+		c.violate(KindOutside, e.Subject, pos, "%s stands outside of any history", e.Type)
 	case q != nil && q.Open():
-		c.violate(RuleDecision, e.Subject, pos, "a denial stands outside of the history of an open request")
+		c.violate(KindDenialOutside, e.Subject, pos, "a denial stands outside of the history of an open request")
 	}
 	if !c.outside.add(e.ID) {
-		c.violate(RuleLog, e.Subject, pos, "the event's id stands twice")
+		c.violate(KindLogDuplicate, e.Subject, pos, "the event's id stands twice")
 	}
 	c.clients.saw(e, pos, c.hash, state)
 }
@@ -273,24 +360,31 @@ func (c *Checker) request(partition int, e *events.Event, pos events.Position) {
 	if q == nil {
 		if !c.begins(e, pos) {
 			c.clients.saw(e, pos, c.hash, "")
+			if c.cfg.Observed != nil {
+				c.cfg.Observed(&c.observed)
+			}
 			return
 		}
 		q = c.begin(e.Subject)
 		q.partition = partition
 		c.total++
 		if n := c.cfg.Partitions; n > 0 && events.PartitionOf(e.Subject, n) != partition {
-			c.violate(RuleLog, e.Subject, pos, "the request is in partition %d", partition)
+			c.violate(KindPartition, e.Subject, pos, "the request is in partition %d", partition)
 		}
 	} else if q.partition != partition {
-		c.violate(RuleLog, e.Subject, pos, "the history goes on in partition %d", partition)
+		c.violate(KindPartition, e.Subject, pos, "the history goes on in partition %d", partition)
 	}
 	q.last = e.Time
+	if c.cfg.Unplaced {
+		c.place(e, pos, q.Pos, &q.floor)
+	}
+	before := q.State
 	found := len(c.violations) + c.more
 	ok := c.judge(q, e, pos)
 	// Without the hash: answers carry it, and a checker gives none.
 	if err := Fold(&q.Request, e, pos, ""); err != nil {
 		if found == len(c.violations)+c.more && !q.broken {
-			c.violate(RuleDecision, e.Subject, pos, "%v", err)
+			c.violate(KindHistory, e.Subject, pos, "%v", err)
 		}
 		ok = false
 	} else {
@@ -300,10 +394,27 @@ func (c *Checker) request(partition int, e *events.Event, pos events.Position) {
 		c.account(q, e, pos)
 	}
 	c.clients.saw(e, pos, c.hash, q.State)
+	if c.cfg.Observed != nil {
+		c.observed.Before, c.observed.Request, c.observed.Broken = before, &q.Request, q.broken
+		c.cfg.Observed(&c.observed)
+	}
 	if !q.Open() {
 		c.end(q)
 	}
 }
+
+// Requests calls f for each request that is open, in the order of their ids.
+func (c *Checker) Requests(f func(*Request)) {
+	for _, q := range c.stillOpen() {
+		f(&q.Request)
+	}
+}
+
+// Operations are workers and models as the log leaves them. They are the checker's.
+func (c *Checker) Operations() *Ops { return &c.ops }
+
+// Clock is the latest time that an event names.
+func (c *Checker) Clock() time.Time { return c.clock }
 
 // begins says whether the event may be the first one known of its request. An
 // event of a request that was closed long ago is known by the age of its id.
@@ -315,29 +426,31 @@ func (c *Checker) begins(e *events.Event, pos events.Position) bool {
 	}
 	switch {
 	case e.N == 1 && old && e.Type != denied:
-		c.violate(RuleFinal, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
+		c.violate(KindReborn, e.Subject, pos, "%s begins a request whose id is older than what is remembered", e.Type)
 	case e.N > 1 && old && (e.Type == denied || e.Type == events.TypeReleased):
 		return false // after the end of a request that is forgotten
+	case e.N > 1 && c.cfg.Midway:
+		return false // it began before the input
 	case e.N > 1:
-		c.violate(RuleLog, e.Subject, pos, "number %d is the first one in the log", e.N)
+		c.violate(KindHeadless, e.Subject, pos, "number %d is the first one in the log", e.N)
 	}
 	return true
 }
 
 // Close judges what is still open at the end of the log, as of now.
 func (c *Checker) Close(now time.Time) {
-	if t := c.ops.Trimmed; c.first > 1 && (t == nil || t.BelowSeq < c.first) {
-		c.violate(RuleLog, events.LogStream, events.Position{Seq: c.first}, "the log begins at %d, and no event says that what is before may leave it", c.first)
+	if t := c.ops.Trimmed; c.first > 1 && !c.cfg.Midway && !c.cfg.Unlinked && (t == nil || t.BelowSeq < c.first) {
+		c.violate(KindLogGap, events.LogStream, events.Position{Seq: c.first}, "the log begins at %d, and no event says that what is before may leave it", c.first)
 	}
 	for _, q := range c.stillOpen() {
 		if q.broken || q.Deadline.IsZero() || !now.After(q.Deadline.Add(c.cfg.Slack)) {
 			continue
 		}
 		if !q.State.Final() {
-			c.violate(RuleLive, q.ID, q.Pos, "the request is %s after its deadline", q.State)
+			c.violate(KindUnended, q.ID, q.Pos, "the request is %s after its deadline", q.State)
 		}
 		for _, h := range q.Held {
-			c.violate(RuleLive, q.ID, q.Pos, "%s %s holds %d pages after the deadline", h.Role, h.Worker, h.Pages)
+			c.violate(KindPagesKept, q.ID, q.Pos, "%s %s holds %d pages after the deadline", h.Role, h.Worker, h.Pages)
 		}
 	}
 }

@@ -121,7 +121,7 @@ func (s *clientSide) compare(id string, at sighting) {
 			what = "the answer names state " + word(string(a.State))
 		}
 		if what != "" {
-			s.found = append(s.found, Violation{RuleLog, at.subject, at.pos, what})
+			s.found = append(s.found, Violation{Rule: RuleLog, Kind: KindAnswerDiffers, Subject: at.subject, Position: at.pos, Message: what})
 		}
 	}
 	delete(s.answers, id)
@@ -139,27 +139,27 @@ func (s *clientSide) judge() []Violation {
 	for _, id := range lost {
 		a := s.answers[id][0]
 		p, _ := events.ParsePosition(a.Position)
-		all = append(all, Violation{RuleLog, a.Subject, p, "an event that was answered is not in the log"})
+		all = append(all, Violation{Rule: RuleLog, Kind: KindAnswerUnlogged, Subject: a.Subject, Position: p, Message: "an event that was answered is not in the log"})
 	}
 	for _, o := range s.outcomes {
-		if what := o.unearned(s.fates[o.RequestID]); what != "" {
-			all = append(all, Violation{RuleClient, o.RequestID, events.Position{}, what})
+		if b := o.unearned(s.fates[o.RequestID]); b.kind != "" {
+			all = append(all, Violation{Rule: RuleClient, Kind: b.kind, Subject: o.RequestID, Message: b.what})
 		}
 	}
 	return all
 }
 
 // unearned says why a client must not have got what it got.
-func (o *ClientOutcome) unearned(f *fate) string {
+func (o *ClientOutcome) unearned(f *fate) breach {
 	switch {
 	case o.Status < 200 || o.Status > 299:
-		return ""
+		return breach{}
 	case f == nil || !f.transferred:
-		return "a client got a success for KV that was never transferred"
+		return broke(KindClientUnearned, "a client got a success for KV that was never transferred")
 	case (!f.stream || o.Complete) && !f.decoded:
-		return "a client got a whole output that was never decoded"
+		return broke(KindClientUndecoded, "a client got a whole output that was never decoded")
 	case o.OutputDigest != "" && o.OutputDigest != f.output && f.decoded && (o.Complete || !f.stream):
-		return "a client got another output than the one recorded"
+		return broke(KindClientOutput, "a client got another output than the one recorded")
 	}
-	return ""
+	return breach{}
 }

@@ -98,7 +98,7 @@ func (c *Checker) end(q *checked) {
 		return
 	}
 	q.Request = Request{Recorded: q.Recorded[:0]}
-	q.last, q.broken, q.extents = time.Time{}, false, q.extents[:0]
+	q.last, q.broken, q.floor, q.extents = time.Time{}, false, events.Position{}, q.extents[:0]
 	c.free = append(c.free, q)
 }
 

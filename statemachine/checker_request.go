@@ -13,7 +13,8 @@ type checked struct {
 	Request
 	partition int
 	last      time.Time
-	broken    bool // its history has a hole: what follows cannot be judged
+	broken    bool            // its history has a hole: what follows cannot be judged
+	floor     events.Position // see Checker.place
 	extents   []extent
 
 	// What Request points to, where it does. What stands here of an earlier
@@ -32,7 +33,7 @@ type extent struct {
 }
 
 // take enters an allocation into the ledger.
-func (q *checked) take(l ledger, at life, runs []events.PageRun) (wrong string) {
+func (q *checked) take(l ledger, at life, runs []events.PageRun) (wrong breach) {
 	gen := generation(runs)
 	i := slices.IndexFunc(q.extents, func(x extent) bool { return x.at == at && x.generation == gen })
 	if i < 0 {
@@ -47,7 +48,7 @@ func (q *checked) take(l ledger, at life, runs []events.PageRun) (wrong string) 
 }
 
 // giveBack frees an allocation.
-func (q *checked) giveBack(l ledger, at life, gen uint64) (wrong string) {
+func (q *checked) giveBack(l ledger, at life, gen uint64) (wrong breach) {
 	var x extent
 	if i := slices.IndexFunc(q.extents, func(x extent) bool { return x.at == at && x.generation == gen }); i >= 0 {
 		x = q.extents[i]

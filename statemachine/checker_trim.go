@@ -45,7 +45,7 @@ func (c *Checker) halved(e *events.Event, pos events.Position) bool {
 	case e.N < 2, !known && !c.left(e.Prev.Seq):
 		return false
 	case known && (e.N != h.n+1 || e.Prev != h.pos):
-		c.violate(RuleLog, e.Subject, pos, "number %d with prev %q follows number %d at %q", e.N, e.Prev, h.n, h.pos)
+		c.violate(KindHistoryGap, e.Subject, pos, "number %d with prev %q follows number %d at %q", e.N, e.Prev, h.n, h.pos)
 	}
 	if c.halves == nil {
 		c.halves = map[string]half{}

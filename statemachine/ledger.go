@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/pdgate/pdgate/events"
@@ -34,7 +35,7 @@ type span struct {
 }
 
 // hold enters an allocation. The text is what is wrong with it, or "".
-func (l ledger) hold(at life, request string, runs []events.PageRun) (wrong string) {
+func (l ledger) hold(at life, request string, runs []events.PageRun) (wrong breach) {
 	p := l[at]
 	if p == nil {
 		p = &pool{}
@@ -43,23 +44,23 @@ func (l ledger) hold(at life, request string, runs []events.PageRun) (wrong stri
 	for _, r := range runs {
 		s := span{uint64(r.Start), uint64(r.Start) + uint64(r.Count), r.Generation, request}
 		if r.Generation != runs[0].Generation {
-			wrong = "pages of one allocation have different generations"
+			wrong = broke(KindPageGeneration, "pages of one allocation have different generations").are(strconv.FormatUint(runs[0].Generation, 10), strconv.FormatUint(r.Generation, 10))
 		}
-		if w := p.insert(s); w != "" {
+		if w := p.insert(s); w.kind != "" {
 			wrong = w
 		}
 	}
 	return wrong
 }
 
-func (p *pool) insert(s span) (wrong string) {
+func (p *pool) insert(s span) (wrong breach) {
 	i := p.search(s.start)
 	if i < len(p.spans) {
 		// Allocations of one size fall on the same pages again and again.
 		if o := &p.spans[i]; o.start == s.start && o.end == s.end && o.request == "" && o.generation < s.generation {
 			*o = s
 			p.live++
-			return ""
+			return breach{}
 		}
 	}
 	j := i
@@ -70,9 +71,9 @@ func (p *pool) insert(s span) (wrong string) {
 		case o.request == s.request && o.generation == s.generation && o.request != "":
 			// granted again to the same reservation
 		case o.request != "":
-			wrong = fmt.Sprintf("pages %d to %d are held by another allocation, of request %s", max(o.start, s.start), min(o.end, s.end)-1, o.request)
+			wrong = broke(KindPageTaken, fmt.Sprintf("pages %d to %d are held by another allocation, of request %s", max(o.start, s.start), min(o.end, s.end)-1, o.request)).are("free", "generation "+strconv.FormatUint(o.generation, 10)+" of "+o.request)
 		case s.generation <= o.generation:
-			wrong = fmt.Sprintf("generation %d follows %d on page %d", s.generation, o.generation, max(o.start, s.start))
+			wrong = broke(KindPageGeneration, fmt.Sprintf("generation %d follows %d on page %d", s.generation, o.generation, max(o.start, s.start))).are("above "+strconv.FormatUint(o.generation, 10), strconv.FormatUint(s.generation, 10))
 		}
 		if o.request != "" {
 			p.live--
@@ -106,10 +107,10 @@ func (p *pool) search(page uint64) int {
 }
 
 // release frees an allocation, all of whose pages lie from start to end.
-func (l ledger) release(at life, request string, generation, start, end uint64) (wrong string) {
+func (l ledger) release(at life, request string, generation, start, end uint64) (wrong breach) {
 	p := l[at]
 	if p == nil {
-		return "a worker released pages that it never held"
+		return broke(KindReleaseUnheld, "a worker released pages that it never held")
 	}
 	found := false
 	for i := p.search(start); i < len(p.spans) && p.spans[i].start < end; i++ {
@@ -122,9 +123,9 @@ func (l ledger) release(at life, request string, generation, start, end uint64) 
 		delete(l, at)
 	}
 	if !found {
-		return fmt.Sprintf("release of generation %d, which the request does not hold", generation)
+		return broke(KindReleaseUnheld, fmt.Sprintf("release of generation %d, which the request does not hold", generation))
 	}
-	return ""
+	return breach{}
 }
 
 // joined lets go of pools of the worker's earlier lives that hold nothing.

@@ -43,6 +43,8 @@ var rules = []rule{
 		why: "only the pool knows the device"},
 	{packages: "", deny: []string{"gorgonia.org/cu"}, deep: true,
 		why: "the default build links no CUDA: only the tag cuda does"},
+	{packages: "", except: []string{"statemachine/replay/importer"}, deny: []string{"go.opentelemetry.io/collector", "github.com/klauspost"},
+		why: "only the importer reads what others write"},
 	{packages: "services/gateway", deny: []string{module + "/events/journal"}, why: "a gateway asks the lifecycle service, it never writes"},
 	{packages: "services/console", deny: []string{module + "/events/journal"}, why: "the console reads projections"},
 	{packages: "gpuworker", deny: []string{module + "/events/journal", module + "/services", module + "/statemachine"},

@@ -23,6 +23,7 @@ type incident struct {
 	threads  int
 	without  []string
 	device   string // of all pools
+	record   string // directory for the logs of both runs; "": none
 	progress func(format string, args ...any)
 }
 
@@ -50,6 +51,8 @@ type outcome struct {
 
 func (a *app) incidentCommand() *cobra.Command {
 	var full, asJSON, peel bool
+	var rebuild string
+	var seed uint64
 	in := incident{}
 	c := &cobra.Command{
 		Use:   "incident",
@@ -63,6 +66,9 @@ request goes through the real parts over HTTP.
 
 Quick sizes by default; --full takes those of the public report: a prefill pool
 of 681,280 tokens, a context of 1,048,576, a prompt of 1,000,000.
+
+--record keeps the logs of both runs. --rebuild writes the log of two weeks of such a
+cluster, with 155 answers from other requests' pages, for docs/forensics.md.
 
 The exit code is 1 unless the unguarded run leaks and the guarded one answers 400
 with the original error. With guards taken away it is 1 if foreign text comes out.`,
@@ -80,6 +86,9 @@ with the original error. With guards taken away it is 1 if foreign text comes ou
 				in.progress = func(format string, args ...any) {
 					fmt.Fprintf(a.stderr, "%6.1fs  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
 				}
+			}
+			if rebuild != "" {
+				return a.rebuildIncident(rebuild, seed)
 			}
 			if peel {
 				return in.peel(cmd.Context(), a)
@@ -105,6 +114,9 @@ with the original error. With guards taken away it is 1 if foreign text comes ou
 	deviceFlag(f, &in.device)
 	f.IntVar(&in.threads, "threads", 0, "threads of one engine call (0: one for each CPU)")
 	f.StringSliceVar(&in.without, "without", nil, "guards to take away: "+strings.Join(guardNames(), ", "))
+	f.StringVar(&in.record, "record", "", "directory to write both runs' logs to, for pdgate replay: unguarded.trace and guarded.trace")
+	f.StringVar(&rebuild, "rebuild", "", "instead, write the public incident's two weeks as a trace to this file")
+	f.Uint64Var(&seed, "seed", 1, "of --rebuild")
 	f.BoolVar(&peel, "peel", false, "take the guards away one after the other, and say which one stops it then")
 	c.MarkFlagsMutuallyExclusive("peel", "without")
 	c.MarkFlagsMutuallyExclusive("peel", "json")
@@ -156,6 +168,7 @@ func (in *incident) unguarded(ctx context.Context) (o outcome, err error) {
 		return outcome{}, err
 	}
 	defer func() { err = errors.Join(err, open.close()) }()
+	open.rec = newOpenRecord(in, open)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return outcome{}, err
@@ -191,7 +204,8 @@ func (in *incident) unguarded(ctx context.Context) (o outcome, err error) {
 	if o.Leaked != "" {
 		o.StoppedBy = "nobody"
 	}
-	return o, nil
+	open.endBatch()
+	return o, open.rec.write(in.record)
 }
 
 // outcome judges the intruder's answer.

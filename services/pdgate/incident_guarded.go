@@ -116,7 +116,9 @@ func (in *incident) guarded(ctx context.Context, a *app, g guards) (outcome, err
 	}
 	var o outcome
 	err = st.run(ctx, func(ctx context.Context, e endpoints) (err error) {
-		o, err = in.act(ctx, e, keys)
+		if o, err = in.act(ctx, e, keys); err == nil && in.record != "" {
+			err = recordGuarded(ctx, e, filepath.Join(in.record, "guarded.trace"), log)
+		}
 		return err
 	})
 	if err == nil {

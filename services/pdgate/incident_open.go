@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/gpuworker/kvpool"
 )
@@ -26,6 +27,7 @@ type openServer struct {
 	mu   sync.Mutex
 	held []*kvpool.Allocation // decode's pages of the batch that runs
 	next int
+	rec  *openRecord // nil: nothing is recorded
 }
 
 func newOpenServer(s *scene, threads int, device string) (*openServer, error) {
@@ -76,9 +78,10 @@ func (o *openServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (o *openServer) complete(ctx context.Context, prompt []byte, maxTokens int) (string, error) {
 	o.mu.Lock()
 	o.next++
-	id := fmt.Sprintf("request-%d", o.next)
+	id, n := fmt.Sprintf("request-%d", o.next), o.next-1
 	o.mu.Unlock()
 	info := o.engine.Info()
+	rec := o.rec.request(n, len(prompt), maxTokens)
 	dst, err := o.decode.Alloc(id, info.PagesFor(len(prompt)+maxTokens))
 	if err != nil {
 		return "", err
@@ -90,19 +93,29 @@ func (o *openServer) complete(ctx context.Context, prompt []byte, maxTokens int)
 	if err != nil {
 		return "", err
 	}
-	defer o.prefill.Free(src)
+	defer func() {
+		o.prefill.Free(src)
+		rec.released(o.prefill, events.RolePrefill, src)
+	}()
 	sampling := engine.Sampling{MaxTokens: maxTokens}
 	pre, err := o.engine.Prefill(ctx, engine.PrefillJob{RequestID: id, Prompt: prompt, Sampling: sampling, KV: src})
 	if err != nil {
 		return "", err
 	}
+	rec.refused(pre.Refused)
+	rec.prefilled(o.prefill, src, pre.PromptTokens)
+	rec.granted(o.prefill, o.decode, dst)
 	// Finished? Yes. pre.Refused is not looked at: this is the bug's other half.
 	if err := o.handOff(id, src, dst, info.PagesFor(pre.PromptTokens)); err != nil {
 		return "", err
 	}
+	rec.transferred(o.decode, info.PagesFor(pre.PromptTokens)*info.PageBytes())
 	var out []byte
-	_, err = o.engine.Decode(ctx, engine.DecodeJob{RequestID: id, PromptTokens: len(prompt), First: pre.First, Sampling: sampling, KV: dst},
+	res, err := o.engine.Decode(ctx, engine.DecodeJob{RequestID: id, PromptTokens: len(prompt), First: pre.First, Sampling: sampling, KV: dst},
 		func(text []byte, _ int) error { out = append(out, text...); return nil })
+	if err == nil {
+		rec.decoded(o.decode, len(prompt), res.CompletionTokens)
+	}
 	return string(out), err
 }
 
@@ -146,6 +159,7 @@ func (o *openServer) endBatch() {
 	defer o.mu.Unlock()
 	for _, a := range o.held {
 		<-o.decode.Free(a)
+		o.rec.releasedOf(o.decode, a)
 	}
 	o.held = nil
 }

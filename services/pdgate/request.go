@@ -39,7 +39,7 @@ the log.`,
 	f.add(p)
 	p.StringVarP(&f.output, "output", "o", "table", "output format: table or json")
 	p.BoolVar(&f.json, "json", false, "the same as --output json")
-	c.AddCommand(a.requestGet(&f), a.requestHistory(&f), a.requestList(&f), a.requestWatch(&f), a.requestCancel(&f))
+	c.AddCommand(a.requestGet(&f), a.requestHistory(&f), a.requestTimeline(&f), a.requestList(&f), a.requestWatch(&f), a.requestCancel(&f))
 	return c
 }
 

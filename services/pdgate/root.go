@@ -28,6 +28,12 @@ type usageError struct {
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
+// unreadableError is an input that cannot be read at all.
+type unreadableError struct{ err error }
+
+func (e *unreadableError) Error() string { return e.err.Error() }
+func (e *unreadableError) Unwrap() error { return e.err }
+
 // app is what all subcommands share: the process's surroundings, and the
 // settings of the flags that every command has.
 type app struct {
@@ -53,11 +59,15 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	err := root.ExecuteContext(ctx)
 	var usage *usageError
 	var exit *exitError
+	var unreadable *unreadableError
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &exit):
 		return exit.code
+	case errors.As(err, &unreadable):
+		fmt.Fprintf(stderr, "pdgate: %v\n", err)
+		return exitUsage
 	case errors.As(err, &usage):
 		fmt.Fprintf(stderr, "pdgate: %v\nRun '%s --help' for usage.\n", err, usage.cmd.CommandPath())
 		return exitUsage
@@ -94,7 +104,7 @@ bytes.
 	root.AddCommand(
 		a.upCommand(), a.natsCommand(), a.lifecycleCommand(), a.gatewayCommand(), a.workerCommand(),
 		a.requestCommand(), a.modelCommand(), a.preflightCommand(), a.canaryCommand(), a.incidentCommand(), a.benchCommand(), a.versionCommand(), a.schemasCommand(),
-		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.tenantCommand(), a.initCommand(), a.healthCommand(), a.gpuCommand(),
+		a.auditorCommand(), a.exportCommand(), a.verifyCommand(), a.replayCommand(), a.reportCommand(), a.tenantCommand(), a.initCommand(), a.healthCommand(), a.gpuCommand(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

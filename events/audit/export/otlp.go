@@ -183,6 +183,9 @@ func (o *otlpFile) alone(r *row) error {
 func (a *otlpAttributes) describe(r *row) {
 	a.text("pdgate.position", text(r.Seq)+"."+text(r.Line))
 	a.number("pdgate.leaf", new(r.Leaf))
+	if r.ID != "" {
+		a.text("pdgate.event", r.Raw) // whole: what was exported replays to the same result
+	}
 	a.text("pdgate.principal", r.Principal)
 	a.text("pdgate.worker", r.Worker)
 	a.text("pdgate.owner", r.Owner)
