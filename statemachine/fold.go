@@ -212,6 +212,7 @@ func emptyData(d events.Data) bool {
 	case *events.ModelRestored:
 		return d == nil
 	case *events.TenantErased:
+		return d == nil
 	case *events.CanaryRan:
 		return d == nil
 	case *events.AuditRead:

@@ -211,6 +211,7 @@ func emptyPayload(d events.CommandData) bool {
 	case *events.Restore:
 		return d == nil
 	case *events.Erase:
+		return d == nil
 	case *events.Canary:
 		return d == nil
 	case *events.Audit:
