@@ -21,7 +21,7 @@ import (
 const (
 	snapshotName    = "lifecycle.snapshot"
 	snapshotMagic   = "pdgate lifecycle snapshot\n"
-	snapshotFormat  = 3
+	snapshotFormat  = 4
 	snapshotContext = "pdgate lifecycle snapshot\x00" // what the seal is for, before what it is of
 )
 
