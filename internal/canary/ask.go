@@ -14,10 +14,12 @@ import (
 // maxAnswer is the most that is read of one answer.
 const maxAnswer = 1 << 20
 
-// answer is what a client of the HTTP API sees. The text stays in memory, for the
-// comparison.
+// answer is what a client of the HTTP API sees. Body and text stay in memory, for
+// the comparison.
 type answer struct {
 	status    int
+	body      string // all of it, whatever it is
+	parsed    bool   // it is JSON
 	text      string
 	code      string // of an error
 	tokens    int    // of the prompt, as the answer counts them
@@ -64,7 +66,7 @@ func complete(ctx context.Context, c *http.Client, base, key, model, prompt stri
 	if err != nil {
 		return nil, fmt.Errorf("no whole answer: %w", err)
 	}
-	a := &answer{status: resp.StatusCode, requestID: resp.Header.Get("X-Request-Id"), receipt: resp.Header.Get("Pdgate-Receipt")}
+	a := &answer{status: resp.StatusCode, body: string(b), requestID: resp.Header.Get("X-Request-Id"), receipt: resp.Header.Get("Pdgate-Receipt")}
 	var v struct {
 		Choices []struct {
 			Text string `json:"text"`
@@ -76,10 +78,7 @@ func complete(ctx context.Context, c *http.Client, base, key, model, prompt stri
 			Code string `json:"code"`
 		} `json:"error"`
 	}
-	if json.Unmarshal(b, &v) != nil {
-		// Not quoted: it may be an answer all the same, and anybody's.
-		return nil, fmt.Errorf("HTTP %d, and no JSON", resp.StatusCode)
-	}
+	a.parsed = json.Unmarshal(b, &v) == nil
 	if a.code, a.tokens = v.Error.Code, v.Usage.PromptTokens; len(v.Choices) > 0 {
 		a.text = v.Choices[0].Text
 	}

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/pdgate/pdgate/events"
 )
 
@@ -33,8 +35,7 @@ type Config struct {
 	Oracle  string        // base URL of an engine that computes whole requests; "": see Canary
 	Timeout time.Duration // of one probe; 0: two minutes
 	Fills   int           // most prompts at once; 0: 4
-	NewID   func() (string, error)
-	Logger  *slog.Logger // nil: nothing is logged
+	Logger  *slog.Logger  // nil: nothing is logged
 }
 
 // Canary sends probes. What it compares answers with: the oracle's, where one is
@@ -72,8 +73,8 @@ func New(cfg Config) (*Canary, error) {
 		return nil, fmt.Errorf("canary: %d tenants: want two, each with an API key", len(cfg.Tenants))
 	case cfg.Tenants[0].Name == cfg.Tenants[1].Name || cfg.Tenants[0].Key == cfg.Tenants[1].Key:
 		return nil, errors.New("canary: want two different tenants")
-	case cfg.Cluster == nil || cfg.NewID == nil:
-		return nil, errors.New("canary: Cluster and NewID are needed")
+	case cfg.Cluster == nil:
+		return nil, errors.New("canary: Cluster is missing")
 	}
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = 2 * time.Minute
@@ -105,11 +106,11 @@ func (c *Canary) Models(ctx context.Context) ([]string, error) {
 
 // record writes the run into the log.
 func (c *Canary) record(ctx context.Context, r *Report) error {
-	id, err := c.cfg.NewID()
+	id, err := uuid.NewV7()
 	if err != nil {
-		return err
+		return fmt.Errorf("id of the canary's run: %w", err)
 	}
-	a, err := c.cfg.Cluster.Do(ctx, &events.Command{Type: events.CmdCanary, Subject: id, Data: r.event()})
+	a, err := c.cfg.Cluster.Do(ctx, &events.Command{Type: events.CmdCanary, Subject: id.String(), Data: r.event()})
 	if err == nil {
 		err = a.Err()
 	}

@@ -171,14 +171,7 @@ func (g *gate) sent(t events.CommandType) (all []*events.Command) {
 
 func (g *gate) run(change func(*Config)) (*Report, error) {
 	g.t.Helper()
-	ids := 0
-	cfg := Config{
-		Gateway: g.url, Tenants: []Tenant{{"a", "key-a"}, {"b", "key-b"}}, Cluster: g, Timeout: time.Minute, Fills: 2,
-		NewID: func() (string, error) {
-			ids++
-			return fmt.Sprintf("01890a5d-ac96-774b-bcce-f%011d", ids), nil
-		},
-	}
+	cfg := Config{Gateway: g.url, Tenants: []Tenant{{"a", "key-a"}, {"b", "key-b"}}, Cluster: g, Timeout: time.Minute, Fills: 2}
 	if change != nil {
 		change(&cfg)
 	}
@@ -308,6 +301,17 @@ func TestOutcomes(t *testing.T) {
 		"turned away for another reason": {status(429, events.CodeRateLimit, nil, true), events.CanaryInconclusive, Unreachable, 0, "", "HTTP 429 rate_limit_exceeded"},
 		"too busy":                       {status(503, events.CodeOverloaded, nil, false), events.CanaryInconclusive, Unreachable, 0, "", "HTTP 503 overloaded"},
 		"refused within the limits":      {status(400, events.CodeContextLength, nil, false), events.CanaryInconclusive, Unreachable, 0, "", "HTTP 400"},
+		"somebody else's in an error": {func(g *gate, w http.ResponseWriter, tenant, _ string) bool {
+			g.mu.Lock()
+			first := sentinelForm.FindString(g.prompts[0])
+			g.mu.Unlock()
+			if tenant == "b" {
+				g.id(w, admitted)
+				w.WriteHeader(http.StatusBadGateway)
+				_, _ = w.Write([]byte(`{"error":{"message":"cannot decode ` + first + `","code":"decode_failed"}}`))
+			}
+			return tenant == "b"
+		}, events.CanaryForeign, Foreign, 1, events.RunningCancel, ""},
 		"no JSON": {func(_ *gate, w http.ResponseWriter, _, prompt string) bool {
 			_, _ = w.Write([]byte("<html>" + prompt))
 			return true
@@ -472,7 +476,7 @@ func TestNothingToProbe(t *testing.T) {
 		t.Errorf("a tiny pool: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	c, err := New(Config{Gateway: g.url, Tenants: []Tenant{{"a", "key-a"}, {"b", "key-b"}}, Cluster: g, NewID: func() (string, error) { return "01890a5d-ac96-774b-bcce-f00000000000", nil }})
+	c, err := New(Config{Gateway: g.url, Tenants: []Tenant{{"a", "key-a"}, {"b", "key-b"}}, Cluster: g})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func (o urlOracle) right(ctx context.Context, prompt, _, text string) (bool, err
 	if err != nil {
 		return false, fmt.Errorf("oracle: %w", err)
 	}
-	if a.status != http.StatusOK {
+	if a.status != http.StatusOK || !a.parsed {
 		return false, fmt.Errorf("oracle: HTTP %d", a.status)
 	}
 	return text == a.text, nil

@@ -230,13 +230,14 @@ func (r *run) send(ctx context.Context, t Tenant, p probe) (Result, error) {
 	if a.status == http.StatusOK && !exact {
 		x.Tokens = a.tokens
 	}
-	if a.status == http.StatusOK && r.mint.foreign(a.text, own) {
+	switch {
+	case r.mint.foreign(a.body, own): // an error's too
 		x.Outcome, x.Detail = Foreign, "the answer holds another probe's sentinel"
-		return x, nil
-	}
-	if p.refuse {
+	case !a.parsed:
+		x.Outcome, x.Detail = Unreachable, fmt.Sprintf("HTTP %d, and no JSON", a.status)
+	case p.refuse:
 		x.Outcome, x.Detail = r.judgeRefusal(ctx, a)
-	} else {
+	default:
 		x.Outcome, x.Detail = r.judgeAnswer(ctx, a, prompt, own)
 	}
 	return x, nil

@@ -23,7 +23,7 @@ const (
 	snapshotName    = "lifecycle.snapshot"
 	snapshotOlder   = "lifecycle.snapshot.older"
 	snapshotMagic   = "pdgate lifecycle snapshot\n"
-	snapshotFormat  = 3
+	snapshotFormat  = 4
 	snapshotContext = "pdgate lifecycle snapshot\x00" // what the seal is for, before what it is of
 )
 

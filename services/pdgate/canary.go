@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -94,11 +93,6 @@ func (a *app) gatewayURL(named string) (string, error) {
 	return url, err
 }
 
-func newRunID() (string, error) {
-	id, err := uuid.NewV7()
-	return id.String(), err
-}
-
 func (a *app) canaryCommand() *cobra.Command {
 	var (
 		r       remote
@@ -147,7 +141,7 @@ if there is no verdict, 2 for wrong usage.`,
 			}
 			var reports []*canary.Report
 			err = a.speakAs(cmd.Context(), &r, keyring.Canary, 0, func(ctx context.Context, c *client.Client) error {
-				can, err := canary.New(canary.Config{Gateway: url, Tenants: tenants, Cluster: c, Oracle: f.oracle, Timeout: timeout, NewID: newRunID, Logger: a.log})
+				can, err := canary.New(canary.Config{Gateway: url, Tenants: tenants, Cluster: c, Oracle: f.oracle, Timeout: timeout, Logger: a.log})
 				if err != nil {
 					return err
 				}

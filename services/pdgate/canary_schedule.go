@@ -60,7 +60,7 @@ func (p canaryPart) run(ctx context.Context, svc *lifecycle.Service, dial dial, 
 		if err != nil {
 			return nil, err
 		}
-		return canary.New(canary.Config{Gateway: p.gateway, Tenants: tenants, Cluster: cl, Oracle: p.oracle, NewID: newRunID, Logger: log})
+		return canary.New(canary.Config{Gateway: p.gateway, Tenants: tenants, Cluster: cl, Oracle: p.oracle, Logger: log})
 	}}
 	s.Run(ctx, log)
 	return ctx.Err()

@@ -68,7 +68,7 @@ func (s *system) canaryRuns(ctx context.Context, change func(*canary.Config)) (*
 		return nil, err
 	}
 	cfg := canary.Config{
-		Gateway: s.http, Cluster: cl, NewID: newRunID, Timeout: patience, Logger: s.log,
+		Gateway: s.http, Cluster: cl, Timeout: patience, Logger: s.log,
 		Tenants: []canary.Tenant{{Name: "t1", Key: s.keys["t1"]}, {Name: "t2", Key: s.keys["t2"]}},
 	}
 	if change != nil {

@@ -80,15 +80,6 @@ func (c *Client) Erase(ctx context.Context, tenant string, d *events.Erase) (*ev
 	return c.send(ctx, tenant, d)
 }
 
-// Canary records a run of the canary under a new id.
-func (c *Client) Canary(ctx context.Context, d *events.Canary) (*events.Answer, error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return nil, fmt.Errorf("id of a run: %w", err)
-	}
-	return c.send(ctx, id.String(), d)
-}
-
 // Audit records a read of the audit log under a new id.
 func (c *Client) Audit(ctx context.Context, d *events.Audit) (*events.Answer, error) {
 	id, err := uuid.NewV7()
