@@ -189,7 +189,13 @@ func (s *Service) recordTrim(ctx context.Context, b *decided) error {
 	s.opsNode.mu.Unlock()
 	s.wake()
 	for end := s.now().Add(recordTrimTime); s.trimmedBelow() < b.keep; {
-		if s.now().After(end) {
+		s.opsNode.mu.Lock()
+		a, settled := s.opsNode.ops.Recorded(c, c.Key())
+		s.opsNode.mu.Unlock()
+		switch {
+		case settled && a.Denied != nil && s.trimmedBelow() < b.keep:
+			return fmt.Errorf("trim below %d is denied: %w", b.keep, a.Denied)
+		case s.now().After(end):
 			return errTrimNotRecorded
 		}
 		if err := pause(ctx, busyTick); err != nil {
