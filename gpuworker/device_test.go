@@ -258,7 +258,7 @@ func TestDeviceFailsSometime(t *testing.T) {
 				return
 			}
 		}
-		if ends[events.Decoded] == 0 || ends[events.Failed] == 0 {
+		if !testing.Short() && (ends[events.Decoded] == 0 || ends[events.Failed] == 0) {
 			t.Errorf("%s: %v: want some that another worker finished, and some that nobody could", role, ends)
 		}
 		t.Log(role, ends)
