@@ -73,12 +73,24 @@ func TestWorkersOnDevices(t *testing.T) {
 }
 
 // breaking is a driver that fails at the first launch of a kernel after it was
-// armed, and from then on.
+// armed, or after so many calls, and from then on.
 type breaking struct {
 	kvpool.Driver
 	kernel string
+	calls  atomic.Int64 // before it fails, where no kernel is named
 	armed  atomic.Bool
 	broken atomic.Bool
+}
+
+// call is one call to the device, of a kernel or of something else.
+func (b *breaking) call(kernel string) error {
+	if b.armed.Load() && (kernel != "" && kernel == b.kernel || b.kernel == "" && b.calls.Add(-1) < 0) {
+		b.broken.Store(true)
+	}
+	if b.broken.Load() {
+		return errFault
+	}
+	return nil
 }
 
 var errFault = fmt.Errorf("%w: cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS", kvpool.ErrDevice)
@@ -90,19 +102,51 @@ func (b *breaking) Run(f func(kvpool.Stream) error) error {
 	return b.Driver.Run(func(s kvpool.Stream) error { return f(breakingStream{s, b}) })
 }
 
+func (b *breaking) Alloc(n int64) (kvpool.Ptr, error) {
+	if err := b.call(""); err != nil {
+		return 0, err
+	}
+	return b.Driver.Alloc(n)
+}
+
+func (b *breaking) Pinned(n int) ([]byte, error) {
+	if err := b.call(""); err != nil {
+		return nil, err
+	}
+	return b.Driver.Pinned(n)
+}
+
 type breakingStream struct {
 	kvpool.Stream
 	b *breaking
 }
 
 func (s breakingStream) Launch(kernel string, x, y int, args ...uint64) error {
-	if s.b.armed.Load() && kernel == s.b.kernel {
-		s.b.broken.Store(true)
-	}
-	if s.b.broken.Load() {
-		return errFault
+	if err := s.b.call(kernel); err != nil {
+		return err
 	}
 	return s.Stream.Launch(kernel, x, y, args...)
+}
+
+func (s breakingStream) CopyIn(dst kvpool.Ptr, src []byte) error {
+	if err := s.b.call(""); err != nil {
+		return err
+	}
+	return s.Stream.CopyIn(dst, src)
+}
+
+func (s breakingStream) CopyOut(dst []byte, src kvpool.Ptr) error {
+	if err := s.b.call(""); err != nil {
+		return err
+	}
+	return s.Stream.CopyOut(dst, src)
+}
+
+func (s breakingStream) Fill(dst kvpool.Ptr, word uint32, n int64) error {
+	if err := s.b.call(""); err != nil {
+		return err
+	}
+	return s.Stream.Fill(dst, word, n)
 }
 
 // A worker whose device fails ends with the reason. What it had not finished is done
@@ -159,5 +203,64 @@ func TestDeviceFails(t *testing.T) {
 				t.Errorf("%s: %q, want an error, and no more than %q", r.State, got, want)
 			}
 		})
+	}
+}
+
+// The device fails after more and more calls, until the request is done before it
+// does. Whenever it is, the answer is the right one or a part of it with an error:
+// never another one.
+func TestDeviceFailsSometime(t *testing.T) {
+	for _, role := range []events.Role{events.RolePrefill, events.RoleDecode} {
+		step := int64(5)
+		if testing.Short() {
+			step = 31
+		}
+		ends := map[events.State]int{}
+		for calls, whole := int64(0), false; !whole; calls += step {
+			t.Run(fmt.Sprint(role, " ", calls), func(t *testing.T) {
+				w := newWorld(t, statemachine.Guards{})
+				e := newEngine(t, engine.Config{})
+				b := &breaking{}
+				b.calls.Store(calls)
+				device := onDevice(t, e, 40, func(d kvpool.Driver) kvpool.Driver { b.Driver = d; return b })
+				names := map[events.Role]string{events.RolePrefill: "p", events.RoleDecode: "d"}
+				n := w.start(role, names[role]+"1", e, 40, device)
+				for r, name := range names {
+					if r != role {
+						w.start(r, name+"1", e, 40)
+					}
+				}
+				b.armed.Store(true)
+				call := w.submit(quiz("the vault", "7719", 300), events.Sampling{MaxTokens: 6, Stop: []string{"\n"}})
+				select {
+				case <-n.ended:
+					n.breaks = true
+					w.start(role, names[role]+"2", e, 40)
+					w.lost(n.name)
+				case <-call.done:
+					n.idle()
+					b.armed.Store(false)
+					n.breaks = b.broken.Load() // while it gave the pages back
+					whole = !n.breaks
+				}
+				r := w.wait(call)
+				ends[r.State]++
+				got, want := w.text(call), expected(t, e, call)
+				if ok := r.State == events.Decoded && bytes.Equal(got, want) || r.State == events.Failed && bytes.HasPrefix(want, got); !ok {
+					t.Errorf("%s: %q, want %q", r.State, got, want)
+				}
+				if n.breaks {
+					<-n.ended
+					w.lost(n.name)
+				}
+			})
+			if t.Failed() {
+				return
+			}
+		}
+		if !testing.Short() && (ends[events.Decoded] == 0 || ends[events.Failed] == 0) {
+			t.Errorf("%s: %v: want some that another worker finished, and some that nobody could", role, ends)
+		}
+		t.Log(role, ends)
 	}
 }

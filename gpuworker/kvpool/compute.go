@@ -1,6 +1,7 @@
 package kvpool
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func (a *Allocation) openCompute(codes *[256]uint32) error {
 		table = binary.LittleEndian.AppendUint64(table, uint64(c))
 	}
 	return g.drv.Run(func(s Stream) error {
-		return errors.Join(s.CopyIn(a.compute.jobs, jobs), s.CopyIn(a.compute.code, table))
+		return cmp.Or(s.CopyIn(a.compute.jobs, jobs), s.CopyIn(a.compute.code, table))
 	})
 }
 
@@ -127,7 +128,7 @@ func (a *Allocation) fill(g *GPU, history, tokens []byte, first int) error {
 	page := first / refPageTokens
 	var out [8]byte
 	err := g.drv.Run(func(s Stream) error {
-		err := errors.Join(s.CopyIn(c.text, text), s.Fill(c.outs, 0, 2))
+		err := cmp.Or(s.CopyIn(c.text, text), s.Fill(c.outs, 0, 2))
 		if err == nil {
 			err = s.Launch("ref_fill", blocks(len(tokens)), 1, uint64(g.pool), uint64(g.meta), uint64(g.pages), g.vectors,
 				uint64(c.jobs)+uint64(page*jobBytes), uint64(c.text), uint64(c.code), uint64(first), uint64(len(tokens)), uint64(c.outs))

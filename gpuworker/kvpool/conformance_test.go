@@ -28,7 +28,11 @@ func TestHostConforms(t *testing.T) {
 }
 
 func TestInterpreterConforms(t *testing.T) {
-	for _, size := range conformanceSizes {
+	sizes := conformanceSizes
+	if testing.Short() {
+		sizes = []int{4096, 12_288}
+	}
+	for _, size := range sizes {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			start := time.Now()
 			drv, err := OpenDriver("interpreter")

@@ -3,6 +3,7 @@
 package kvpool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -98,22 +99,21 @@ func (d *cuda) prepare(ctx cu.CUContext) (err error) {
 	return nil
 }
 
-// release gives back what was made, as far as it came.
-func (d *cuda) release() error {
-	var errs []error
+// release gives back what was made, as far as it came, and returns the first failure.
+func (d *cuda) release() (err error) {
 	if d.end != (cu.Event{}) {
-		errs = append(errs, named("cuEventDestroy", cu.DestroyEvent(&d.end)))
+		err = cmp.Or(err, named("cuEventDestroy", cu.DestroyEvent(&d.end)))
 	}
 	if d.start != (cu.Event{}) {
-		errs = append(errs, named("cuEventDestroy", cu.DestroyEvent(&d.start)))
+		err = cmp.Or(err, named("cuEventDestroy", cu.DestroyEvent(&d.start)))
 	}
 	if d.stream != (cu.Stream{}) {
-		errs = append(errs, named("cuStreamDestroy", d.stream.Destroy()))
+		err = cmp.Or(err, named("cuStreamDestroy", d.stream.Destroy()))
 	}
 	if d.module != (cu.Module{}) {
-		errs = append(errs, named("cuModuleUnload", d.module.Unload()))
+		err = cmp.Or(err, named("cuModuleUnload", d.module.Unload()))
 	}
-	return errors.Join(append(errs, named("cuDevicePrimaryCtxRelease", d.device.ReleasePrimaryCtx()))...)
+	return cmp.Or(err, named("cuDevicePrimaryCtxRelease", d.device.ReleasePrimaryCtx()))
 }
 
 // do runs f on the driver's thread.
@@ -177,7 +177,7 @@ func (d *cuda) Run(f func(Stream) error) error {
 // run never leaves work behind that still reads or writes the caller's memory.
 func (d *cuda) run(f func(Stream) error) error {
 	err := f(cudaStream{d})
-	return errors.Join(err, named("cuStreamSynchronize", d.stream.Synchronize()))
+	return cmp.Or(err, named("cuStreamSynchronize", d.stream.Synchronize()))
 }
 
 func (d *cuda) Time(f func(Stream) error) (took time.Duration, err error) {
@@ -187,7 +187,7 @@ func (d *cuda) Time(f func(Stream) error) (took time.Duration, err error) {
 				return named("cuEventRecord", err)
 			}
 			err := f(s)
-			return errors.Join(err, named("cuEventRecord", d.end.Record(d.stream)))
+			return cmp.Or(err, named("cuEventRecord", d.end.Record(d.stream)))
 		})
 		if err != nil {
 			return err

@@ -24,6 +24,13 @@
 // gives the pages back only after the uses in flight have ended: a page is
 // never in the hands of two requests, however late a copy is.
 //
+// # Devices
+//
+// The pages lie in host memory or on a [GPU]. Either keeps a tag beside each page
+// and looks at it inside every copy: the page table decides, and the memory is the
+// second who knows. A GPU's driver is CUDA's, in a build with the tag cuda, or an
+// interpreter of the same kernels; [SelfTest] is the suite of all of them.
+//
 // # Poison
 //
 // Free pages hold [Poison], which is NaN in every float format an engine may

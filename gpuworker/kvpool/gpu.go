@@ -1,6 +1,7 @@
 package kvpool
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -100,7 +101,7 @@ func NewGPU(drv Driver, cfg GPUConfig) (*GPU, error) {
 	err := drv.Run(func(s Stream) error {
 		// Memory that nobody has written is the same on every machine, also where a test
 		// has the poison left out.
-		return errors.Join(s.Fill(g.pool, 0, int64(cfg.Pages)*int64(cfg.PageBytes)/4), s.Fill(g.meta, 0, int64(cfg.Pages)*tagBytes/4), g.wipe(s, g.stageSlots))
+		return cmp.Or(s.Fill(g.pool, 0, int64(cfg.Pages)*int64(cfg.PageBytes)/4), s.Fill(g.meta, 0, int64(cfg.Pages)*tagBytes/4), g.wipe(s, g.stageSlots))
 	})
 	if err != nil {
 		return nil, errors.Join(err, g.Close())
@@ -108,19 +109,19 @@ func NewGPU(drv Driver, cfg GPUConfig) (*GPU, error) {
 	return g, nil
 }
 
-// Close gives the memory back to the driver.
-func (g *GPU) Close() error {
+// Close gives the memory back to the driver. Of several failures it returns the
+// first: after a fault, CUDA refuses them all with the same reason.
+func (g *GPU) Close() (err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var errs []error
 	for _, p := range g.owned {
-		errs = append(errs, g.drv.Free(p))
+		err = cmp.Or(err, g.drv.Free(p))
 	}
 	for _, b := range g.pinned {
-		errs = append(errs, g.drv.FreePinned(b))
+		err = cmp.Or(err, g.drv.FreePinned(b))
 	}
 	g.owned, g.pinned, g.closed = nil, nil, true
-	return errors.Join(errs...)
+	return err
 }
 
 // Name is the driver's name of the device.
@@ -178,7 +179,7 @@ func (g *GPU) put(s Stream, b batch) error {
 	for slot, p := range b.pages {
 		g.words = appendJob(g.words, p, uint64(slot), b.owner)
 	}
-	return errors.Join(s.CopyIn(g.jobs, g.words), s.Fill(g.outs, 0, int64(len(b.pages))*outBytes/4))
+	return cmp.Or(s.CopyIn(g.jobs, g.words), s.Fill(g.outs, 0, int64(len(b.pages))*outBytes/4))
 }
 
 func appendJob(dst []byte, p events.PageRun, slot uint64, owner Owner) []byte {
@@ -228,9 +229,9 @@ func (g *GPU) Gather(dst []byte, runs []events.PageRun, owner Owner, key, word u
 					uint64(g.jobs), uint64(g.stage), uint64(g.stageSlots), uint64(g.outs))
 			}
 			if err == nil {
-				err = errors.Join(g.report(s, n, 2), s.CopyOut(to, g.stage))
+				err = cmp.Or(g.report(s, n, 2), s.CopyOut(to, g.stage))
 			}
-			return errors.Join(err, g.wipe(s, n))
+			return cmp.Or(err, g.wipe(s, n))
 		})
 		if err != nil {
 			return err
@@ -262,7 +263,7 @@ func (g *GPU) Scatter(runs []events.PageRun, src []byte, owner Owner, key, word 
 		b.owner = owner
 		n := len(b.pages)
 		err := g.drv.Run(func(s Stream) error {
-			err := errors.Join(g.put(s, b), s.CopyIn(g.stage, src[b.from*g.pageBytes:][:n*g.pageBytes]))
+			err := cmp.Or(g.put(s, b), s.CopyIn(g.stage, src[b.from*g.pageBytes:][:n*g.pageBytes]))
 			if err == nil {
 				err = s.Launch("kv_scatter", g.chunks(), n, uint64(g.pool), uint64(g.meta), uint64(g.pages), g.vectors,
 					uint64(g.jobs), uint64(g.stage), uint64(g.stageSlots), uint64(g.outs), g.keyAt(key, word, b.from))
@@ -270,7 +271,7 @@ func (g *GPU) Scatter(runs []events.PageRun, src []byte, owner Owner, key, word 
 			if err == nil {
 				err = g.report(s, n, 2)
 			}
-			return errors.Join(err, g.wipe(s, n))
+			return cmp.Or(err, g.wipe(s, n))
 		})
 		if err != nil {
 			return err
@@ -326,7 +327,7 @@ func (g *GPU) list(runs []events.PageRun, words int, launch func(Stream, batch) 
 			g.words = binary.LittleEndian.AppendUint64(g.words, uint64(p.Start))
 		}
 		err := g.drv.Run(func(s Stream) error {
-			err := errors.Join(s.CopyIn(g.jobs, g.words), s.Fill(g.outs, 0, int64(len(b.pages))*outBytes/4))
+			err := cmp.Or(s.CopyIn(g.jobs, g.words), s.Fill(g.outs, 0, int64(len(b.pages))*outBytes/4))
 			if err == nil {
 				err = launch(s, b)
 			}

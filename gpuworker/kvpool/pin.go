@@ -54,6 +54,7 @@ type Pin struct {
 	pool  *Pool
 	owner string
 	epoch uint64
+	as    Owner // owner and epoch, as a device knows them
 	runs  []events.PageRun
 	ends  []int
 	holds []hold // guarded by pool.mu
@@ -80,7 +81,7 @@ func (p *Pool) Pin(owner string, epoch uint64, runs []events.PageRun) (*Pin, err
 	if err := p.verify(owner, epoch, runs); err != nil {
 		return nil, fmt.Errorf("pin: %w", err)
 	}
-	pin := &Pin{pool: p, owner: owner, epoch: epoch, runs: append([]events.PageRun(nil), runs...)}
+	pin := &Pin{pool: p, owner: owner, epoch: epoch, as: ownerOf(owner, epoch), runs: append([]events.PageRun(nil), runs...)}
 	pin.ends = sums(pin.runs)
 	for _, r := range runs {
 		for i := r.Start; i < r.Start+r.Count; i++ {
@@ -126,7 +127,7 @@ func (pin *Pin) GatherSum(dst []byte, from, to int, key uint64) (sum uint64, err
 	if err != nil {
 		return 0, err
 	}
-	sum, err = p.dev.Gather(dst, runs, ownerOf(pin.owner, pin.epoch), key, p.word(from))
+	sum, err = p.dev.Gather(dst, runs, pin.as, key, p.word(from))
 	return sum, p.noted(err)
 }
 
@@ -138,7 +139,7 @@ func (pin *Pin) Digest(key uint64) (Digest, error) {
 	if err != nil {
 		return 0, err
 	}
-	sum, err := pin.pool.dev.Sum(runs, ownerOf(pin.owner, pin.epoch), key, 0)
+	sum, err := pin.pool.dev.Sum(runs, pin.as, key, 0)
 	return Digest(sum), pin.pool.noted(err)
 }
 
