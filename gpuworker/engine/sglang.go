@@ -258,7 +258,7 @@ func (e *sglang) prefillLeg(ctx context.Context, job PrefillJob, p remote.Post) 
 		return out, first, events.NewError(events.CodePrefillFailed, "the engine's answer to prefill lacks usage, choice or finish reason")
 	}
 	out.PromptTokens, first = a.Usage.PromptTokens, a.Choices[0].Piece
-	if why := *first.FinishReason; why != "length" && why != "stop" {
+	if _, ok := finished(*first.FinishReason); !ok {
 		return out, first, events.NewError(events.CodePrefillFailed, "the engine aborted prefill under 200")
 	}
 	return out, first, nil

@@ -175,3 +175,19 @@ func TestRelayWithoutACount(t *testing.T) {
 		}
 	}
 }
+
+// A prefix cache is divided by tenant, and within one by the client's own salt.
+func TestSalt(t *testing.T) {
+	salt := func(tenant, own string) string {
+		b := salted([]byte(`{"prompt":"x"}`), testSecret, tenant, own)
+		var v map[string]string
+		if err := json.Unmarshal(b, &v); err != nil || v["prompt"] != "x" || len(v["cache_salt"]) != 32 {
+			t.Fatalf("%s: %v", b, err)
+		}
+		return v["cache_salt"]
+	}
+	all := map[string]bool{salt("a", ""): true, salt("b", ""): true, salt("a", "x"): true, salt("a", "y"): true, salt("ax", ""): true}
+	if len(all) != 5 || !all[salt("a", "")] {
+		t.Errorf("salts are not one for each: %v", all)
+	}
+}
