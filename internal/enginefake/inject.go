@@ -133,7 +133,7 @@ func (i *Injector) serve(h http.Handler, w http.ResponseWriter, r *http.Request)
 		_ = Sleep(r.Context(), System{}, p.delay) // a client that has left is the handler's
 		h.ServeHTTP(w, r)
 	default:
-		i.reference(p.fault, h, w, r)
+		i.reference(p, h, w, r)
 	}
 }
 
@@ -146,7 +146,7 @@ func generates(path string) bool {
 }
 
 // reference remembers an answer's kv_transfer_params, or changes them.
-func (i *Injector) reference(f Fault, h http.Handler, w http.ResponseWriter, r *http.Request) {
+func (i *Injector) reference(p plan, h http.Handler, w http.ResponseWriter, r *http.Request) {
 	prefill := &held{header: http.Header{}}
 	if b, ok := w.(*recorder); !ok || !bytes.Contains(b.seen.Body, []byte(`"do_remote_decode":true`)) {
 		h.ServeHTTP(w, r)
@@ -158,10 +158,10 @@ func (i *Injector) reference(f Fault, h http.Handler, w http.ResponseWriter, r *
 		own := body["kv_transfer_params"]
 		i.mu.Lock()
 		switch {
-		case f == FaultNull:
+		case p.fault == FaultNull:
 			body["kv_transfer_params"] = json.RawMessage("null")
-		case f == FaultReuse && len(i.earlier) > 0:
-			body["kv_transfer_params"] = i.earlier[i.rand.IntN(len(i.earlier))]
+		case p.fault == FaultReuse && len(i.earlier) > 0:
+			body["kv_transfer_params"] = i.earlier[p.bytes%len(i.earlier)]
 		}
 		i.earlier = append(i.earlier, own)
 		i.mu.Unlock()

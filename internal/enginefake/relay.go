@@ -1,6 +1,7 @@
 package enginefake
 
 import (
+	"crypto/subtle"
 	"io"
 	"net/http"
 )
@@ -33,5 +34,17 @@ func RelayStream(w http.ResponseWriter, res *http.Response) {
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+}
+
+// RequireKey answers 401 to who does not have the key; with an empty one, nobody
+// needs it.
+func RequireKey(key string, h http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if key != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+key)) != 1 {
+			WriteJSON(w, http.StatusUnauthorized, map[string]string{"error": "Unauthorized"})
+			return
+		}
+		h(w, r)
 	}
 }

@@ -74,7 +74,7 @@ func ParseRequest(body []byte, chat bool, template int) (*Request, error) {
 			continue
 		}
 		if *n < 1 {
-			return nil, fmt.Errorf("max_tokens must be at least 1, got %d.", *n) //nolint:staticcheck // the engines' words
+			return nil, fmt.Errorf("max_tokens must be at least 1, got %d", *n)
 		}
 		r.MaxTokens = *n
 	}
@@ -161,7 +161,7 @@ func Prompt(raw json.RawMessage) ([]byte, error) {
 	b := make([]byte, len(ids))
 	for i, id := range ids {
 		if id < 0 || id > 255 {
-			return nil, fmt.Errorf("Token id %d is out of vocabulary", id) //nolint:staticcheck // the engines' words
+			return nil, fmt.Errorf("token id %d is out of vocabulary", id)
 		}
 		b[i] = byte(id)
 	}

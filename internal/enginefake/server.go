@@ -20,7 +20,7 @@ type Seen struct {
 	Header  http.Header
 	Body    []byte
 	Status  int  // 0: nothing was answered yet
-	Aborted bool // the client left before the answer was complete
+	Aborted bool // the client left, or the node went down, before the answer was complete
 }
 
 // Server is an HTTP server on a loopback port that can crash, and come back on

@@ -59,3 +59,25 @@ func Storm(ctx context.Context, base string, seed uint64, n int, call func(i int
 	wg.Wait()
 	return out
 }
+
+// Soak sends n calls, some of them together, and counts their outcomes. ask gives
+// a call and the right text for it.
+func Soak(ctx context.Context, base string, n, together int, ask func(i int) (c Call, right string)) map[Outcome]int {
+	got := map[Outcome]int{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, together)
+	for i := range n {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			c, right := ask(i)
+			r := Do(ctx, base, c)
+			mu.Lock()
+			defer mu.Unlock()
+			got[r.Judge(right)]++
+		})
+	}
+	wg.Wait()
+	return got
+}

@@ -1,6 +1,7 @@
 package sglangfake
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"time"
@@ -48,7 +49,6 @@ type Config struct {
 	KeepLoneToken    bool          // with max_tokens 1 decode has the token too (sglang#34216)
 	PrefixCache      bool          // report prompts whose beginning was here before
 	MaxQueued        int           // requests that may wait; 0: no limit
-	MetadataSlots    int           // 0: 64
 	BootstrapTimeout time.Duration // prefill's wait for decode's pages; 0: 300 s
 	WaitTimeout      time.Duration // decode's wait for prefill; 0: 300 s
 	DrainTimeout     time.Duration // see Faults.DrainAckLost; 0: 30 s
@@ -98,36 +98,12 @@ type Faults struct {
 }
 
 func (c Config) filled() (Config, error) {
-	def := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	span := func(p *time.Duration, v time.Duration) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	word := func(p *string, v string) {
-		if *p == "" {
-			*p = v
-		}
-	}
-	if c.Role == "" {
-		c.Role = Unified
-	}
-	word(&c.Model, "fake")
-	word(&c.Version, "0.5.20")
-	word(&c.KVDtype, "auto")
-	def(&c.ContextTokens, 4096)
-	def(&c.PoolTokens, 4*c.ContextTokens)
-	def(&c.PageSize, 16)
-	def(&c.TP, 1)
-	def(&c.MetadataSlots, 64)
-	span(&c.BootstrapTimeout, 300*time.Second)
-	span(&c.WaitTimeout, 300*time.Second)
-	span(&c.Heartbeat, 5*time.Second)
-	span(&c.DrainTimeout, 30*time.Second)
+	c.Role, c.Model, c.Version, c.KVDtype = cmp.Or(c.Role, Unified), cmp.Or(c.Model, "fake"), cmp.Or(c.Version, "0.5.20"), cmp.Or(c.KVDtype, "auto")
+	c.ContextTokens = cmp.Or(c.ContextTokens, 4096)
+	c.PoolTokens = cmp.Or(c.PoolTokens, 4*c.ContextTokens)
+	c.PageSize, c.TP = cmp.Or(c.PageSize, 16), cmp.Or(c.TP, 1)
+	c.BootstrapTimeout, c.WaitTimeout = cmp.Or(c.BootstrapTimeout, 300*time.Second), cmp.Or(c.WaitTimeout, 300*time.Second)
+	c.Heartbeat, c.DrainTimeout = cmp.Or(c.Heartbeat, 5*time.Second), cmp.Or(c.DrainTimeout, 30*time.Second)
 	if len(c.RankTokens) == 0 {
 		c.RankTokens = []int{c.PoolTokens}
 	}
@@ -137,7 +113,7 @@ func (c Config) filled() (Config, error) {
 	if c.Log == nil {
 		c.Log = io.Discard
 	}
-	if c.ContextTokens < 1 || c.PageSize < 1 || c.Template < 0 || c.MetadataSlots < 1 {
+	if c.ContextTokens < 1 || c.PageSize < 1 || c.Template < 0 {
 		return c, errors.New("sglangfake: sizes must be above 0")
 	}
 	for _, n := range c.RankTokens {

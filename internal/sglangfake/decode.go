@@ -109,7 +109,7 @@ func (n *Node) receive(j *job, seats []*seat, timeout <-chan time.Time) (over bo
 	peer := j.peer()
 	was := lifeOf(j.ctx, peer)
 	for _, s := range seats {
-		t := transfer{Place: place{Room: id, Session: n.side.URL(), Life: j.life.id, Pages: s.pages, Rank: j.rank, Slot: s.slot}}
+		t := transfer{Place: place{Room: id, Session: n.SideURL(), Life: j.life.id, Pages: s.pages, Rank: j.rank, Slot: s.slot}}
 		if err := tell(j.ctx, peer, "/register", t); j.ctx.Err() != nil {
 			return false, j.ctx.Err() // it may have arrived
 		} else if err != nil {

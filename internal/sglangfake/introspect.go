@@ -1,7 +1,6 @@
 package sglangfake
 
 import (
-	"crypto/subtle"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -11,16 +10,6 @@ import (
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
-
-func (n *Node) authorized(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if k := n.cfg.APIKey; k != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+k)) != 1 {
-			enginefake.WriteJSON(w, http.StatusUnauthorized, map[string]string{"error": "Unauthorized"})
-			return
-		}
-		h(w, r)
-	}
-}
 
 // serverInfo has, as the engine's has, arguments that nobody should keep.
 func (n *Node) serverInfo(w http.ResponseWriter, _ *http.Request) {

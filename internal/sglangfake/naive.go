@@ -17,6 +17,8 @@ import (
 type Naive struct {
 	Prefill, Decode string // base URLs
 	Bootstrap       int    // prefill's bootstrap port
+
+	legs sync.WaitGroup // of prefill
 }
 
 // ServeHTTP implements [http.Handler].
@@ -32,23 +34,27 @@ func (p *Naive) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel() // before the wait: decode's answer ends the request
-	wg.Go(func() {
+	// Prefill's leg ends with the client's leaving, and not with decode's answer.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	stop := context.AfterFunc(r.Context(), cancel)
+	p.legs.Go(func() {
+		defer cancel()
 		if res, err := send(ctx, p.Prefill+r.URL.Path, b); err == nil {
 			_, _ = io.Copy(io.Discard, res.Body) // nobody looks at it
 			_ = res.Body.Close()
 		}
 	})
-	res, err := send(ctx, p.Decode+r.URL.Path, b)
+	res, err := send(r.Context(), p.Decode+r.URL.Path, b)
 	if err != nil {
 		enginefake.Relay(w, http.StatusBadGateway, nil)
 		return
 	}
 	enginefake.RelayStream(w, res)
+	stop()
 }
+
+// Wait waits for the prefill legs that are under way.
+func (p *Naive) Wait() { p.legs.Wait() }
 
 func send(ctx context.Context, url string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))

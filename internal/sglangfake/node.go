@@ -15,14 +15,9 @@ import (
 // bootstrap server of a prefill node and the memory of a decode node.
 type Node struct {
 	enginefake.Gates
+	*enginefake.Host
 
-	cfg   Config
-	front *enginefake.Server
-	side  *enginefake.Server
-
-	power    sync.Mutex     // held while the node goes up or down; before mu
-	closed   bool           // under power
-	restarts sync.WaitGroup // those that the injector asked for
+	cfg Config
 
 	mu       sync.Mutex
 	faults   Faults // under mu
@@ -75,16 +70,9 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, faults: cfg.Faults}
 	n.boot()
-	if n.side, err = enginefake.Serve(n.sideRoutes(), nil); err != nil {
+	if n.Host, err = enginefake.NewHost(n.routes(), n.sideRoutes(), cfg.Inject, n.halt, n.boot); err != nil {
 		return nil, err
 	}
-	if n.front, err = enginefake.Serve(n.routes(), cfg.Inject); err != nil {
-		n.side.Close()
-		return nil, err
-	}
-	cfg.Inject.OnRestart(func() {
-		n.restarts.Go(func() { _ = n.Restart() }) // a node that does not come back is down, and seen to be
-	})
 	return n, nil
 }
 
@@ -93,7 +81,6 @@ func (n *Node) boot() {
 	defer n.mu.Unlock()
 	l := &life{
 		id: token(8), jobs: map[string]*job{}, rooms: map[int64]*room{}, started: n.cfg.Clock.Now(),
-		slots: make([]slot, n.cfg.MetadataSlots), used: make([]bool, n.cfg.MetadataSlots),
 	}
 	l.ctx, l.end = context.WithCancel(context.Background())
 	for _, t := range n.cfg.RankTokens {
@@ -109,55 +96,16 @@ func token(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// URL is the address for clients.
-func (n *Node) URL() string { return n.front.URL() }
-
 // BootstrapPort is disaggregation_bootstrap_port.
-func (n *Node) BootstrapPort() int { return n.side.Port() }
+func (n *Node) BootstrapPort() int { return n.SidePort() }
 
-// Close ends the node for good.
-func (n *Node) Close() {
-	n.power.Lock()
-	n.closed = true
-	n.crash()
-	n.power.Unlock()
-	n.restarts.Wait()
-}
-
-// Crash cuts all connections. Requests get no answer, and nobody can reach the
-// node until [Node.Restart].
-func (n *Node) Crash() {
-	n.power.Lock()
-	defer n.power.Unlock()
-	n.crash()
-}
-
-func (n *Node) crash() {
+// halt ends what the life does besides serving.
+func (n *Node) halt() {
 	n.mu.Lock()
 	l := n.life
 	n.mu.Unlock()
 	l.end()
-	n.front.Crash()
-	n.side.Crash()
 	l.work.Wait()
-}
-
-// Cut resets the connections of clients that wait for an answer. The node goes on.
-func (n *Node) Cut() { n.front.Cut() }
-
-// Restart brings the node back on the same ports with an empty pool.
-func (n *Node) Restart() error {
-	n.power.Lock()
-	defer n.power.Unlock()
-	if n.closed {
-		return nil
-	}
-	n.crash()
-	n.boot()
-	if err := n.side.Start(); err != nil {
-		return err
-	}
-	return n.front.Start()
 }
 
 // SetFaults replaces the faults.
@@ -165,27 +113,6 @@ func (n *Node) SetFaults(f Faults) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.faults = f
-}
-
-func (n *Node) fault() Faults {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.faults
-}
-
-// Requests are the requests that clients sent, in order.
-func (n *Node) Requests() []enginefake.Seen { return n.front.Requests() }
-
-// Generations are those of them that asked for a generation.
-func (n *Node) Generations() []enginefake.Seen {
-	var out []enginefake.Seen
-	for _, r := range n.Requests() {
-		switch r.Path {
-		case "/generate", "/v1/completions", "/v1/chat/completions":
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // Stats counts.
@@ -240,21 +167,22 @@ func (n *Node) pace(ctx context.Context) error {
 
 func (n *Node) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /generate", n.authorized(n.serve(generateRoute)))
-	mux.HandleFunc("POST /v1/completions", n.authorized(n.serve(completionsRoute)))
-	mux.HandleFunc("POST /v1/chat/completions", n.authorized(n.serve(chatRoute)))
-	mux.HandleFunc("POST /abort_request", n.authorized(n.abortRequest))
-	mux.HandleFunc("GET /server_info", n.authorized(n.serverInfo))
-	mux.HandleFunc("GET /get_server_info", n.authorized(n.serverInfo))
-	mux.HandleFunc("GET /v1/models", n.authorized(n.models))
-	mux.HandleFunc("GET /v1/loads", n.authorized(n.loads))
+	key := func(h http.HandlerFunc) http.HandlerFunc { return enginefake.RequireKey(n.cfg.APIKey, h) }
+	mux.HandleFunc("POST /generate", key(n.serve(generateRoute)))
+	mux.HandleFunc("POST /v1/completions", key(n.serve(completionsRoute)))
+	mux.HandleFunc("POST /v1/chat/completions", key(n.serve(chatRoute)))
+	mux.HandleFunc("POST /abort_request", key(n.abortRequest))
+	mux.HandleFunc("GET /server_info", key(n.serverInfo))
+	mux.HandleFunc("GET /get_server_info", key(n.serverInfo))
+	mux.HandleFunc("GET /v1/models", key(n.models))
+	mux.HandleFunc("GET /v1/loads", key(n.loads))
 	mux.HandleFunc("GET /health", n.health)
 	if !n.cfg.NoMetrics {
 		mux.HandleFunc("GET /metrics", n.metrics)
 	}
 	if !n.cfg.NoTokenize {
-		mux.HandleFunc("POST /tokenize", n.authorized(n.tokenize))
-		mux.HandleFunc("POST /v1/tokenize", n.authorized(n.tokenize))
+		mux.HandleFunc("POST /tokenize", key(n.tokenize))
+		mux.HandleFunc("POST /v1/tokenize", key(n.tokenize))
 	}
 	return mux
 }

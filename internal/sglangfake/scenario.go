@@ -2,7 +2,6 @@ package sglangfake
 
 import (
 	"context"
-	"time"
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
@@ -23,19 +22,16 @@ type Scenario struct {
 
 // World is a prefill node, a decode node, and something in front of them.
 type World struct {
-	Clock           *enginefake.Manual
+	enginefake.Play
 	Prefill, Decode *Node
-	Front           string // the base URL that clients talk to
-	Guarded         bool   // Front is a gate: steps wait for what it must do
-	Calls           []*enginefake.Pending
-	Waited          time.Duration // how long the clock was moved on for an answer
 
-	front *enginefake.Server
+	naive *enginefake.Server
+	proxy *Naive
 }
 
 // Open starts the nodes of a scenario. The caller sets Front and ends with Close.
 func (s *Scenario) Open() (*World, error) {
-	w := &World{Clock: enginefake.NewManual()}
+	w := &World{Play: enginefake.Play{Clock: enginefake.NewManual()}}
 	p := Config{Role: Prefill, ContextTokens: 512, PoolTokens: 2048, Clock: w.Clock}
 	d := Config{Role: Decode, ContextTokens: 512, PoolTokens: 2048, Clock: w.Clock}
 	if s.Config != nil {
@@ -58,12 +54,12 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 	if err != nil {
 		return nil, err
 	}
-	proxy := &Naive{Prefill: w.Prefill.URL(), Decode: w.Decode.URL(), Bootstrap: w.Prefill.BootstrapPort()}
-	if w.front, err = enginefake.Serve(proxy, nil); err != nil {
+	w.proxy = &Naive{Prefill: w.Prefill.URL(), Decode: w.Decode.URL(), Bootstrap: w.Prefill.BootstrapPort()}
+	if w.naive, err = enginefake.Serve(w.proxy, nil); err != nil {
 		w.Close()
 		return nil, err
 	}
-	w.Front = w.front.URL()
+	w.Front = w.naive.URL()
 	if err = s.Steps(ctx, w); err == nil {
 		err = s.Unguarded(w)
 	}
@@ -74,23 +70,12 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 func (w *World) Close() {
 	w.Prefill.Close()
 	w.Decode.Close()
-	if w.front != nil {
-		w.front.Close()
+	if w.naive != nil {
+		w.naive.Close()
+		w.proxy.Wait()
 	}
-	for _, p := range w.Calls {
-		p.Wait()
-	}
+	w.End()
 }
-
-// Call starts a client's request.
-func (w *World) Call(ctx context.Context, c enginefake.Call) *enginefake.Pending {
-	p := enginefake.Go(ctx, w.Front, c)
-	w.Calls = append(w.Calls, p)
-	return p
-}
-
-// Reply is a client's answer, by call. It waits for it.
-func (w *World) Reply(i int) *enginefake.Reply { return w.Calls[i].Wait() }
 
 // held waits until k requests are held at a stage of a node.
 func held(ctx context.Context, n *Node, s enginefake.Stage, k int) error {

@@ -27,7 +27,7 @@ func (n *Node) serve(at route) http.HandlerFunc {
 			n.count(func(s *Stats) { s.Aborted++ })
 			return
 		}
-		if errors.Is(context.Cause(j.ctx), errAborted) {
+		if err != nil && errors.Is(context.Cause(j.ctx), errAborted) {
 			n.count(func(s *Stats) { s.Aborted++ })
 			err = &abortion{message: "Abort in waiting queue or transfer"}
 			if j.faults.AbortAsLength {

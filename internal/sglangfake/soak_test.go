@@ -3,7 +3,6 @@ package sglangfake
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,36 +13,27 @@ import (
 // both legs, and counts what the clients got.
 func soak(t *testing.T, seed uint64, kinds []enginefake.Fault) map[enginefake.Outcome]int {
 	t.Helper()
-	const requests, together = 300, 12
+	const requests = 300
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	faults := []*enginefake.Injector{enginefake.NewInjector(seed, 0.15, kinds...), enginefake.NewInjector(seed+1, 0.15, kinds...)}
 	const wait = 500 * time.Millisecond
 	p := start(t, Config{Role: Prefill, ContextTokens: 512, PoolTokens: 8192, BootstrapTimeout: wait, Inject: faults[0]})
 	d := start(t, Config{Role: Decode, ContextTokens: 512, PoolTokens: 8192, WaitTimeout: wait, Heartbeat: wait, Inject: faults[1]})
-	front, err := enginefake.Serve(&Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}, nil)
+	proxy := &Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}
+	front, err := enginefake.Serve(proxy, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer proxy.Wait()
 	defer front.Close()
-	got := map[enginefake.Outcome]int{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, together)
-	for i := range requests {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			who := fmt.Sprintf("client%d", i)
-			call := enginefake.Completion(who, promptTokens, outputTokens)
-			call.Body["stream"] = i%2 == 0
-			r := enginefake.Do(ctx, front.URL(), call)
-			mu.Lock()
-			defer mu.Unlock()
-			got[r.Judge(enginefake.Right(who, promptTokens, outputTokens))]++
-		})
-	}
-	wg.Wait()
+	defer p.Close()
+	got := enginefake.Soak(ctx, front.URL(), requests, 12, func(i int) (enginefake.Call, string) {
+		who := fmt.Sprintf("client%d", i)
+		call := completion(who)
+		call.Body["stream"] = i%2 == 0
+		return call, right(who)
+	})
 	for _, f := range faults {
 		f.Stop()
 		for _, k := range kinds {
@@ -84,11 +74,14 @@ func TestSoak(t *testing.T) {
 
 func TestStorm(t *testing.T) {
 	p, d, _ := pair(t, func(p, d *Config) { p.PoolTokens, d.PoolTokens = 65536, 65536 })
-	front, err := enginefake.Serve(&Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}, nil)
+	proxy := &Naive{Prefill: p.URL(), Decode: d.URL(), Bootstrap: p.BootstrapPort()}
+	front, err := enginefake.Serve(proxy, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer proxy.Wait()
 	defer front.Close()
+	defer p.Close()
 	left := 0
 	for i, r := range enginefake.Storm(t.Context(), front.URL(), 7, 200, func(i int) enginefake.Call {
 		call := completion(fmt.Sprintf("client%d", i))

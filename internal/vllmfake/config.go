@@ -1,6 +1,7 @@
 package vllmfake
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"time"
@@ -112,48 +113,23 @@ type Faults struct {
 }
 
 func (c Config) filled() (Config, error) {
-	def := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
+	c.Role, c.Model, c.Build = cmp.Or(c.Role, Unified), cmp.Or(c.Model, "fake"), cmp.Or(c.Build, Current)
+	version, form, lease := "0.29.0", Nested, 30*time.Second
+	if c.Build == Old {
+		version, form, lease = "0.12.0", Flat, 480*time.Second
 	}
-	if c.Role == "" {
-		c.Role = Unified
-	}
-	if c.Model == "" {
-		c.Model = "fake"
-	}
-	if c.Build == "" {
-		c.Build = Current
-	}
-	def(&c.ContextTokens, 4096)
-	def(&c.BlockSize, 16)
+	c.Version, c.BlockIDs, c.Lease = cmp.Or(c.Version, version), cmp.Or(c.BlockIDs, form), cmp.Or(c.Lease, lease)
+	c.ContextTokens, c.BlockSize = cmp.Or(c.ContextTokens, 4096), cmp.Or(c.BlockSize, 16)
 	if c.BlockSize > 0 {
-		def(&c.Blocks, 4*(c.ContextTokens+c.BlockSize-1)/c.BlockSize)
+		c.Blocks = cmp.Or(c.Blocks, 4*(c.ContextTokens+c.BlockSize-1)/c.BlockSize)
 	}
-	def(&c.Groups, 1)
-	def(&c.TP, 1)
-	if c.KVDtype == "" {
-		c.KVDtype = "auto"
-	}
+	c.Groups, c.TP, c.KVDtype = cmp.Or(c.Groups, 1), cmp.Or(c.TP, 1), cmp.Or(c.KVDtype, "auto")
+	c.LoadFailure = cmp.Or(c.LoadFailure, Fail)
 	if c.Clock == nil {
 		c.Clock = enginefake.System{}
 	}
 	if c.Log == nil {
 		c.Log = io.Discard
-	}
-	if c.LoadFailure == "" {
-		c.LoadFailure = Fail
-	}
-	old := c.Build == Old
-	if c.Version == "" {
-		c.Version = map[bool]string{false: "0.29.0", true: "0.12.0"}[old]
-	}
-	if c.BlockIDs == "" {
-		c.BlockIDs = map[bool]BlockForm{false: Nested, true: Flat}[old]
-	}
-	if c.Lease == 0 {
-		c.Lease = map[bool]time.Duration{false: 30 * time.Second, true: 480 * time.Second}[old]
 	}
 	if c.ContextTokens < 1 || c.Blocks < 1 || c.BlockSize < 1 || c.Groups < 1 || c.Template < 0 || c.Lease < 0 {
 		return c, errors.New("vllmfake: sizes must be above 0")

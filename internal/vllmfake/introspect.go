@@ -1,7 +1,6 @@
 package vllmfake
 
 import (
-	"crypto/subtle"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -9,16 +8,6 @@ import (
 
 	"github.com/pdgate/pdgate/internal/enginefake"
 )
-
-func (n *Node) authorized(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if k := n.cfg.APIKey; k != "" && subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte("Bearer "+k)) != 1 {
-			enginefake.WriteJSON(w, http.StatusUnauthorized, map[string]string{"error": "Unauthorized"})
-			return
-		}
-		h(w, r)
-	}
-}
 
 func (n *Node) models(w http.ResponseWriter, _ *http.Request) {
 	enginefake.WriteJSON(w, http.StatusOK, map[string]any{"object": "list", "data": []any{map[string]any{

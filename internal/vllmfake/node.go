@@ -16,15 +16,10 @@ import (
 // other nodes read its KV.
 type Node struct {
 	enginefake.Gates
+	*enginefake.Host
 
-	cfg   Config
-	pool  *enginefake.Pool // replaced by Restart, under mu
-	front *enginefake.Server
-	side  *enginefake.Server
-
-	power    sync.Mutex     // held while the node goes up or down; before mu
-	closed   bool           // under power
-	restarts sync.WaitGroup // those that the injector asked for
+	cfg  Config
+	pool *enginefake.Pool // replaced by Restart, under mu
 
 	mu      sync.Mutex
 	faults  Faults           // under mu
@@ -67,16 +62,9 @@ func New(cfg Config) (*Node, error) {
 	}
 	n := &Node{cfg: cfg, faults: cfg.Faults}
 	n.boot()
-	if n.side, err = enginefake.Serve(n.sideRoutes(), nil); err != nil {
+	if n.Host, err = enginefake.NewHost(n.routes(), n.sideRoutes(), cfg.Inject, func() {}, n.boot); err != nil {
 		return nil, err
 	}
-	if n.front, err = enginefake.Serve(n.routes(), cfg.Inject); err != nil {
-		n.side.Close()
-		return nil, err
-	}
-	cfg.Inject.OnRestart(func() {
-		n.restarts.Go(func() { _ = n.Restart() }) // a node that does not come back is down, and seen to be
-	})
 	return n, nil
 }
 
@@ -96,55 +84,11 @@ func token(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// URL is the address for clients.
-func (n *Node) URL() string { return n.front.URL() }
-
 // EngineID is the engine id of this life.
 func (n *Node) EngineID() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.engine
-}
-
-// Close ends the node for good.
-func (n *Node) Close() {
-	n.power.Lock()
-	n.closed = true
-	n.crash()
-	n.power.Unlock()
-	n.restarts.Wait()
-}
-
-// Crash cuts all connections. Requests get no answer, and nobody can reach the
-// node until [Node.Restart].
-func (n *Node) Crash() {
-	n.power.Lock()
-	defer n.power.Unlock()
-	n.crash()
-}
-
-func (n *Node) crash() {
-	n.front.Crash()
-	n.side.Crash()
-}
-
-// Cut resets the connections of clients that wait for an answer. The node goes on.
-func (n *Node) Cut() { n.front.Cut() }
-
-// Restart brings the node back on the same ports with another engine id and an
-// empty pool.
-func (n *Node) Restart() error {
-	n.power.Lock()
-	defer n.power.Unlock()
-	if n.closed {
-		return nil
-	}
-	n.crash()
-	n.boot()
-	if err := n.side.Start(); err != nil {
-		return err
-	}
-	return n.front.Start()
 }
 
 // SetFaults replaces the faults.
@@ -158,20 +102,6 @@ func (n *Node) fault() Faults {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.faults
-}
-
-// Requests are the requests that clients sent, in order.
-func (n *Node) Requests() []enginefake.Seen { return n.front.Requests() }
-
-// Generations are those of them that asked for a generation.
-func (n *Node) Generations() []enginefake.Seen {
-	var out []enginefake.Seen
-	for _, r := range n.Requests() {
-		if r.Path == "/v1/completions" || r.Path == "/v1/chat/completions" {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // Stats counts.
@@ -196,7 +126,7 @@ func (n *Node) Stats() Stats {
 	return s
 }
 
-// Fill writes text over n.Free blocks and frees them again: other traffic, that
+// Fill writes text over all free blocks and leaves them free: other traffic, that
 // takes blocks whose content somebody still refers to.
 func (n *Node) Fill(text []byte) {
 	n.mu.Lock()
@@ -233,10 +163,11 @@ func (n *Node) pace(ctx context.Context) error {
 
 func (n *Node) routes() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/completions", n.authorized(n.generate(false)))
-	mux.HandleFunc("POST /v1/chat/completions", n.authorized(n.generate(true)))
-	mux.HandleFunc("GET /v1/models", n.authorized(n.models))
-	mux.HandleFunc("POST /tokenize", n.authorized(n.tokenize))
+	key := func(h http.HandlerFunc) http.HandlerFunc { return enginefake.RequireKey(n.cfg.APIKey, h) }
+	mux.HandleFunc("POST /v1/completions", key(n.generate(false)))
+	mux.HandleFunc("POST /v1/chat/completions", key(n.generate(true)))
+	mux.HandleFunc("GET /v1/models", key(n.models))
+	mux.HandleFunc("POST /tokenize", key(n.tokenize))
 	mux.HandleFunc("GET /version", n.version)
 	mux.HandleFunc("GET /health", n.health)
 	mux.HandleFunc("GET /load", n.serverLoad)

@@ -50,7 +50,7 @@ func (n *Node) offer(id, owner string, blocks []int, tokens int) json.RawMessage
 	}
 	quoted, _ := json.Marshal(id) // strings always encode
 	b := fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":%s,"remote_engine_id":%q,"remote_request_id":%s,"remote_host":"127.0.0.1","remote_port":%d,"tp_size":%d`,
-		ids, n.engine, quoted, n.side.Port(), n.cfg.TP)
+		ids, n.engine, quoted, n.SidePort(), n.cfg.TP)
 	if n.cfg.Build == Current {
 		b = fmt.Appendf(b, `,"remote_num_tokens":%d,"remote_blocks_expiry_time":%.6f,"dcp_size":1,"pp_size":1,"transfer_mode":"read"`,
 			tokens, float64(until.UnixMicro())/1e6)

@@ -24,18 +24,15 @@ type Scenario struct {
 
 // World is a prefill node, a decode node, and something in front of them.
 type World struct {
-	Clock           *enginefake.Manual
+	enginefake.Play
 	Prefill, Decode *Node
-	Front           string // the base URL that clients talk to
-	Guarded         bool   // Front is a gate: steps wait for what it must do
-	Calls           []*enginefake.Pending
 
-	front *enginefake.Server
+	naive *enginefake.Server
 }
 
 // Open starts the nodes of a scenario. The caller sets Front and ends with Close.
 func (s *Scenario) Open() (*World, error) {
-	w := &World{Clock: enginefake.NewManual()}
+	w := &World{Play: enginefake.Play{Clock: enginefake.NewManual()}}
 	p := Config{Role: Prefill, ContextTokens: 512, Blocks: 128, Clock: w.Clock}
 	d := Config{Role: Decode, ContextTokens: 512, Blocks: 128, Clock: w.Clock}
 	if s.Config != nil {
@@ -60,11 +57,11 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 	}
 	proxy := s.Naive
 	proxy.Prefill, proxy.Decode = w.Prefill.URL(), w.Decode.URL()
-	if w.front, err = enginefake.Serve(&proxy, nil); err != nil {
+	if w.naive, err = enginefake.Serve(&proxy, nil); err != nil {
 		w.Close()
 		return nil, err
 	}
-	w.Front = w.front.URL()
+	w.Front = w.naive.URL()
 	err = s.Steps(ctx, w)
 	if err == nil {
 		err = s.Unguarded(w)
@@ -76,23 +73,11 @@ func (s *Scenario) RunNaive(ctx context.Context) (*World, error) {
 func (w *World) Close() {
 	w.Prefill.Close()
 	w.Decode.Close()
-	if w.front != nil {
-		w.front.Close()
+	if w.naive != nil {
+		w.naive.Close()
 	}
-	for _, p := range w.Calls {
-		p.Wait()
-	}
+	w.End()
 }
-
-// Call starts a client's request.
-func (w *World) Call(ctx context.Context, c enginefake.Call) *enginefake.Pending {
-	p := enginefake.Go(ctx, w.Front, c)
-	w.Calls = append(w.Calls, p)
-	return p
-}
-
-// Reply is a client's answer, by call. It waits for it.
-func (w *World) Reply(i int) *enginefake.Reply { return w.Calls[i].Wait() }
 
 // completion is a prompt of promptTokens that names who.
 func completion(who string) enginefake.Call {

@@ -3,7 +3,6 @@ package vllmfake
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 // both legs, and counts what the clients got.
 func soak(t *testing.T, seed uint64, requests int, kinds ...enginefake.Fault) map[enginefake.Outcome]int {
 	t.Helper()
-	const together = 12
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	faults := []*enginefake.Injector{enginefake.NewInjector(seed, 0.15, kinds...), enginefake.NewInjector(seed+1, 0.15, kinds...)}
@@ -25,24 +23,12 @@ func soak(t *testing.T, seed uint64, requests int, kinds ...enginefake.Fault) ma
 		t.Fatal(err)
 	}
 	defer front.Close()
-	got := map[enginefake.Outcome]int{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, together)
-	for i := range requests {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			who := fmt.Sprintf("client%d", i)
-			call := enginefake.Completion(who, promptTokens, outputTokens)
-			call.Body["stream"] = i%2 == 0
-			r := enginefake.Do(ctx, front.URL(), call)
-			mu.Lock()
-			defer mu.Unlock()
-			got[r.Judge(enginefake.Right(who, promptTokens, outputTokens))]++
-		})
-	}
-	wg.Wait()
+	got := enginefake.Soak(ctx, front.URL(), requests, 12, func(i int) (enginefake.Call, string) {
+		who := fmt.Sprintf("client%d", i)
+		call := completion(who)
+		call.Body["stream"] = i%2 == 0
+		return call, right(who)
+	})
 	for _, f := range faults {
 		f.Stop()
 		for _, k := range kinds {
