@@ -206,9 +206,9 @@ func TestEnginesPassThrough(t *testing.T) {
 	})
 }
 
-// TestF30_EngineCachesAreDividedByTenant: what goes to the engines names a part
+// TestF30_SGLangCachesAreDividedByTenant: what goes to the engines names a part
 // of the prefix cache that is the tenant's own.
-func TestF30_EngineCachesAreDividedByTenant(t *testing.T) {
+func TestF30_SGLangCachesAreDividedByTenant(t *testing.T) {
 	sglangRow(t, "F30", nil, func(w *sglangfake.World) error {
 		salts := map[string]bool{}
 		for _, g := range w.Prefill.Generations() {
