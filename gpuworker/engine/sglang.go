@@ -68,7 +68,9 @@ func (e *sglang) Watch(ctx context.Context) error {
 	defer e.node.Close()
 	err := e.life.watch(ctx)
 	close(e.stop)
-	e.legs.Wait()
+	if err == nil {
+		e.legs.Wait() // of a node that is gone they end when their requests do
+	}
 	if e.cfg.Role == events.RoleDecode {
 		e.cfg.Pairing.leave(e.cfg.Name, e)
 	}
@@ -193,6 +195,9 @@ func (a *attempt) result() (Prefilled, error) {
 		out.Reference, err = json.Marshal(a.ref)
 	}
 	if err != nil || out.Refused != nil {
+		if no, ok := errors.AsType[*events.Error](err); ok && no.Code == events.CodeTransferFailed {
+			e.cfg.Pairing.pairs.Failed(e.cfg.Name, a.held.to.name)
+		}
 		a.close()
 		return out, err
 	}

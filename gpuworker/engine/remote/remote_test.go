@@ -90,7 +90,9 @@ func TestRedirectsAreRefused(t *testing.T) {
 	var elsewhere atomic.Int32
 	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
 	defer other.Close()
-	n := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect) })
+	n := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
+	})
 	var s *Status
 	if _, err := n.Get(t.Context(), "/x"); !errors.As(err, &s) || s.Code != 307 {
 		t.Errorf("get: %v", err)
