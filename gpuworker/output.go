@@ -81,10 +81,18 @@ func (o *output) flushLocked() {
 	if o.err != nil || len(o.text) == 0 && o.tokens == 0 {
 		return
 	}
-	if err := o.send(events.OutputChunk{Index: o.index, Tokens: uint32(o.tokens), Text: o.text}); err != nil {
-		o.err = fmt.Errorf("%w: %w", errSend, err)
+	// An engine's answer in one piece may be longer than a message.
+	for rest, tokens := o.text, o.tokens; ; tokens = 0 {
+		part := rest[:min(len(rest), events.MaxPromptChunk)]
+		rest = rest[len(part):]
+		if err := o.send(events.OutputChunk{Index: o.index, Tokens: uint32(tokens), Text: part}); err != nil {
+			o.err = fmt.Errorf("%w: %w", errSend, err)
+		}
+		o.index++
+		if len(rest) == 0 || o.err != nil {
+			break
+		}
 	}
-	o.index++
 	o.sent = time.Now()
 	clear(o.text)
 	o.text, o.tokens = o.text[:0], 0

@@ -117,3 +117,25 @@ func TestOutputError(t *testing.T) {
 		t.Errorf("flush: %v, %d chunks", err, len(s.chunks))
 	}
 }
+
+// A piece longer than a message goes in parts, and its tokens are counted once.
+func TestOutputIsSplit(t *testing.T) {
+	s := &sink{start: time.Now()}
+	o := newOutput([]byte("k"), s.send)
+	text := strings.Repeat("0123456789abcdef", events.MaxPromptChunk/8) // twice as long
+	if err := errors.Join(o.emit([]byte(text+"end"), 7), o.flush()); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	tokens := 0
+	for i, c := range s.chunks {
+		if c.Index != uint32(i) || len(c.Text) > events.MaxPromptChunk {
+			t.Errorf("chunk %d: index %d, %d bytes", i, c.Index, len(c.Text))
+		}
+		tokens += int(c.Tokens)
+		got.Write(c.Text)
+	}
+	if got.String() != text+"end" || tokens != 7 || len(s.chunks) != 3 {
+		t.Errorf("%d bytes and %d tokens in %d chunks", got.Len(), tokens, len(s.chunks))
+	}
+}

@@ -369,7 +369,7 @@ func (w *Worker) conclude(j *job, out outcome) {
 		w.part(j, "done")
 	}
 	w.mu.Unlock()
-	if out.why != nil {
+	if out.why != nil && out.why != errElsewhere {
 		w.log.Info("work ended early", "request_id", j.work.RequestID, "error", out.why)
 	}
 	if out.kind == again {

@@ -50,8 +50,8 @@ func countTokens(ctx context.Context, n *remote.Node, model string, body []byte)
 	switch {
 	case errors.As(err, &s) && (s.Code == 404 || s.Code == 405):
 		return 0, errCannotCount
-	case errors.As(err, &s) && (s.Code == 400 || s.Code == 422) && ask.Get("messages") != nil && ask.Get("prompt") == nil && remote.Words(b) == "":
-		return 0, errCannotCount // it wants a prompt: the build knows no chats here
+	case errors.As(err, &s) && (s.Code == 400 || s.Code == 422) && ask.Get("messages") != nil && !countsChats(ctx, n):
+		return 0, errCannotCount
 	case errors.As(err, &s):
 		return 0, remote.Failure(s.Code, b, body, events.CodeUnavailable)
 	case err != nil:
@@ -64,6 +64,13 @@ func countTokens(ctx context.Context, n *remote.Node, model string, body []byte)
 		return 0, errCannotCount
 	}
 	return v.Count, nil
+}
+
+// countsChats says whether a node counts the tokens of chats at all: some builds
+// take prompts only, and refuse the rest as they refuse a bad request.
+func countsChats(ctx context.Context, n *remote.Node) bool {
+	_, err := n.Ask(ctx, "/tokenize", []byte(`{"messages":[{"role":"user","content":"x"}]}`), 1<<16)
+	return err == nil
 }
 
 // Counter counts the tokens of clients' bodies at nodes of one engine, for the

@@ -166,7 +166,7 @@ func Probe(ctx context.Context, name string, n *remote.Node, o Overrides) (Facts
 		return f, fmt.Errorf("engine %q has no nodes to ask", name)
 	}
 	if err != nil {
-		return f, fmt.Errorf("engine %s at %s: %w", name, n.URL(), err)
+		return f, fmt.Errorf("engine %s at %s: %w", name, n.URL(), keyless(err))
 	}
 	f.Model = cmp.Or(o.Model, f.Model)
 	if o.ContextTokens > 0 && (f.ContextTokens == 0 || o.ContextTokens < f.ContextTokens) {
@@ -215,9 +215,17 @@ func ServedModel(ctx context.Context, n *remote.Node) (string, error) {
 		err = fmt.Errorf("%w: /v1/models lists none", errFacts)
 	}
 	if err != nil {
-		return "", fmt.Errorf("engine at %s: %w", n.URL(), err)
+		return "", fmt.Errorf("engine at %s: %w", n.URL(), keyless(err))
 	}
 	return name, nil
+}
+
+// keyless says what to do where a node asks for a key.
+func keyless(err error) error {
+	if s, ok := errors.AsType[*remote.Status](err); ok && (s.Code == 401 || s.Code == 403) {
+		return fmt.Errorf("%w: give its API key with --engine-key-file", err)
+	}
+	return err
 }
 
 // modelsOf reads /v1/models: the name and the context window of the first model.

@@ -25,9 +25,10 @@ type life struct {
 	void chan struct{} // closed when the life is over
 	over func()
 
-	mu    sync.Mutex
-	start float64         // process_start_time_seconds; 0: not known
-	ids   map[string]bool // engine ids that its references named
+	mu      sync.Mutex
+	start   float64         // process_start_time_seconds; 0: not known
+	expired float64         // requests whose KV expired there
+	ids     map[string]bool // engine ids that its references named
 }
 
 func newLife(n *remote.Node, log *slog.Logger) *life {
@@ -79,13 +80,22 @@ func (l *life) look(ctx context.Context) error {
 	if _, err := l.node.Get(ctx, "/health"); err != nil {
 		return fmt.Errorf("/health: %w", err)
 	}
-	start, err := l.started(ctx)
-	if err != nil || start == 0 {
+	page, err := metricsOf(ctx, l.node)
+	if err != nil {
 		return err
 	}
+	start := startOf(page)
+	expired, _ := remote.Total(remote.Metrics(page, expiredName)[expiredName])
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if expired > l.expired {
+		// Cancelled requests end so, and they are ours to know; of others a decode may
+		// have read what was free by then.
+		l.log.Warn("engine freed KV that nobody fetched in time", "url", l.node.URL(), "requests", expired-l.expired)
+	}
+	l.expired = expired
 	switch {
+	case start == 0:
 	case l.start == 0:
 		l.start = start
 	case l.start != start:
@@ -99,16 +109,19 @@ func (l *life) look(ctx context.Context) error {
 // say.
 func (l *life) started(ctx context.Context) (float64, error) {
 	page, err := metricsOf(ctx, l.node)
-	if err != nil {
-		return 0, err
-	}
+	return startOf(page), err
+}
+
+func startOf(page []byte) float64 {
 	const name = "process_start_time_seconds"
 	s := remote.Metrics(page, name)[name]
 	if len(s) == 0 {
-		return 0, nil
+		return 0
 	}
-	return s[0].Value, nil
+	return s[0].Value
 }
+
+const expiredName = "vllm:nixl_num_kv_expired_reqs_total"
 
 // seen takes note of the engine id in a reference. Several may live in one
 // server, one for each data-parallel rank; another one than before is a restart

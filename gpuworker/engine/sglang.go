@@ -68,7 +68,9 @@ func (e *sglang) Watch(ctx context.Context) error {
 	defer e.node.Close()
 	err := e.life.watch(ctx)
 	close(e.stop)
-	e.legs.Wait()
+	if err == nil {
+		e.legs.Wait() // of a node that is gone they end when their requests do
+	}
 	if e.cfg.Role == events.RoleDecode {
 		e.cfg.Pairing.leave(e.cfg.Name, e)
 	}
@@ -193,6 +195,9 @@ func (a *attempt) result() (Prefilled, error) {
 		out.Reference, err = json.Marshal(a.ref)
 	}
 	if err != nil || out.Refused != nil {
+		if no, ok := errors.AsType[*events.Error](err); ok && no.Code == events.CodeTransferFailed {
+			e.cfg.Pairing.pairs.Failed(e.cfg.Name, a.held.to.name)
+		}
 		a.close()
 		return out, err
 	}
@@ -258,7 +263,7 @@ func (e *sglang) prefillLeg(ctx context.Context, job PrefillJob, p remote.Post) 
 		return out, first, events.NewError(events.CodePrefillFailed, "the engine's answer to prefill lacks usage, choice or finish reason")
 	}
 	out.PromptTokens, first = a.Usage.PromptTokens, a.Choices[0].Piece
-	if why := *first.FinishReason; why != "length" && why != "stop" {
+	if _, ok := finished(*first.FinishReason); !ok {
 		return out, first, events.NewError(events.CodePrefillFailed, "the engine aborted prefill under 200")
 	}
 	return out, first, nil

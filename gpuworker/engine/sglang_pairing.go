@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,7 +17,8 @@ type Pairing struct {
 	mu      sync.Mutex
 	places  map[string]*place // by decode worker
 	held    map[string]*claim // by request
-	changed chan struct{}     // closed and replaced when a place has changed
+	line    []*int            // what each who waits for room needs, first come, first served
+	changed chan struct{}     // closed and replaced when a place or the line has changed
 }
 
 // place is one decode node.
@@ -71,8 +73,19 @@ func (p *Pairing) leave(name string, e *sglang) {
 
 // reserve finds a decode node with room for so many tokens: decode sets aside
 // pages for the whole request when it is called, and one that is called with
-// more than it has freezes. It waits where there is none.
+// more than it has freezes. It waits where there is none, in line: a large request
+// is not starved by small ones.
 func (p *Pairing) reserve(ctx context.Context, prefill string, tokens int) (*place, error) {
+	mine := &tokens
+	p.mu.Lock()
+	p.line = append(p.line, mine)
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.line = slices.DeleteFunc(p.line, func(t *int) bool { return t == mine })
+		p.tell()
+	}()
 	for {
 		p.mu.Lock()
 		var best *place
@@ -89,7 +102,7 @@ func (p *Pairing) reserve(ctx context.Context, prefill string, tokens int) (*pla
 				}
 			}
 		}
-		if best != nil {
+		if best != nil && p.line[0] == mine {
 			best.used += tokens
 			p.mu.Unlock()
 			return best, nil

@@ -103,7 +103,8 @@ func (e *vllm) Prefill(ctx context.Context, job PrefillJob) (Prefilled, error) {
 		return out, events.NewError(events.CodePrefillFailed, "the engine's answer to prefill lacks usage, choice or finish reason")
 	}
 	out.PromptTokens = a.Usage.PromptTokens
-	if why := *a.Choices[0].FinishReason; why != "length" && why != "stop" {
+	// One token of a tool call has that call's reason.
+	if _, ok := finished(*a.Choices[0].FinishReason); !ok {
 		return out, events.NewError(events.CodePrefillFailed, "the engine ended prefill for a reason that is none")
 	}
 	ref, err := checkReference(a.Transfer)

@@ -10,6 +10,7 @@ const (
 	maxTokensField = 1 << 30
 	maxMessages    = 4096
 	maxMembers     = 4096 // of one object
+	maxSalt        = 256  // bytes of a prefix cache's salt
 )
 
 // internalFields are what engines and routers pass among themselves. A client

@@ -2,8 +2,12 @@ package gateway
 
 import (
 	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 
 	"github.com/pdgate/pdgate/events"
@@ -27,6 +31,8 @@ var relayFields = map[string]struct {
 	"seed":                  {inBoth, true, readSeed},
 	"stream":                {inBoth, false, func(c *cursor, r *request) (err error) { r.stream, err = c.bool(); return err }},
 	"stream_options":        {inBoth, false, readStreamOptions},
+
+	"cache_salt": {inBoth, false, readSalt},
 
 	// One reference is one sequence.
 	"best_of":         {inBoth, false, onlyOne},
@@ -77,6 +83,24 @@ func readMinTokens(c *cursor, r *request) error {
 	return err
 }
 
+func readSalt(c *cursor, r *request) error {
+	s, err := c.text()
+	if err == nil && len(s) > maxSalt {
+		err = bad("want at most 256 bytes")
+	}
+	r.salt = string(s)
+	return err
+}
+
+// salted adds the salt of the engine's prefix cache: what one tenant's prompts
+// left there is no other tenant's, and a client's own salt divides it further.
+func salted(body, secret []byte, tenant, own string) []byte {
+	m := hmac.New(sha256.New, secret)
+	fmt.Fprintf(m, "cache salt\x00%s\x00%s", tenant, own)
+	b := append(body[:len(body)-1], `,"cache_salt":"`...)
+	return append(hex.AppendEncode(b, m.Sum(nil)[:16]), `"}`...)
+}
+
 // parseRelayed reads a body for a model of relays, and leaves it as it is.
 // Another model's is not read to the end of its meaning: ours is then false.
 func parseRelayed(body []byte, chat bool, choices int, relays map[string]Relay) (r *request, ours bool, err error) {
@@ -122,7 +146,7 @@ func parseRelayed(body []byte, chat bool, choices int, relays map[string]Relay) 
 		if len(kept) > 0 {
 			kept = append(kept, ',')
 		} else {
-			kept = make([]byte, 0, len(body)+2)
+			kept = make([]byte, 0, len(body)+64) // a salt is to come
 			kept = append(kept, '{')
 		}
 		kept = append(append(kept, marshal(name)...), ':')
@@ -170,6 +194,7 @@ func (g *Gateway) understandRelayed(r *http.Request, b []byte, chat bool, body *
 	}
 	x := exchangeOf(r)
 	x.model = req.model
+	req.prompt = salted(req.prompt, g.cfg.DigestSecret, x.tenant.Name, req.salt)
 	tokens, err := g.cfg.Relays[req.model].Count(r.Context(), req.prompt)
 	if err != nil {
 		if e, ok := errors.AsType[*events.Error](err); ok {

@@ -28,6 +28,7 @@ type request struct {
 
 	relay     bool // prompt is the client's body, without what is the gateway's
 	minTokens int
+	salt      string // the client's own, of a prefix cache
 }
 
 // parseRequest reads a body, which it consumes. An error is a *bodyError.

@@ -7,6 +7,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/pdgate/pdgate/internal/sglangfake"
+	"github.com/pdgate/pdgate/internal/vllmfake"
 )
 
 // A test as docs/failures.md names it.
@@ -41,6 +44,20 @@ func TestFailuresDocument(t *testing.T) {
 				t.Errorf("%s: %s does not exist", id, m[0])
 			}
 		}
+	}
+	// A fault that a fake engine shows on its wire is shown with the gate and
+	// without.
+	wired := func(row, engine, fake string) {
+		guarded := strings.Contains(rows[row], "`services/pdgate.Test"+row+"_"+engine)
+		if !guarded || !strings.Contains(rows[row], "`internal/"+fake+".Test"+row+"Unguarded"+engine+"`") {
+			t.Errorf("%s: want a test on the wire of %s behind the gate, and one without it", row, engine)
+		}
+	}
+	for _, sc := range vllmfake.Scenarios() {
+		wired(sc.Row, "VLLM", "vllmfake")
+	}
+	for _, sc := range sglangfake.Scenarios() {
+		wired(sc.Row, "SGLang", "sglangfake")
 	}
 	if len(rows) != 30 {
 		t.Errorf("%d rows, want 30", len(rows))

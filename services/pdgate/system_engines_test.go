@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -144,4 +146,80 @@ func claimsInput(most int) func(string, engine.Engine) engine.Engine {
 		}
 		return claimant{e, e.(engine.Watched), e.(engine.Placed), e.(engine.Forgetful), most}
 	}
+}
+
+// TestEnginesPassThrough sends what the gateway does not understand, and gets
+// back what it does not either: tools, log probabilities, choices, in pieces or
+// not, with our ids around and the engine's inside left behind.
+func TestEnginesPassThrough(t *testing.T) {
+	chat := func(stream bool) enginefake.Call {
+		c := enginefake.Call{Path: "/v1/chat/completions", Body: map[string]any{
+			"model": "fake", "messages": []any{map[string]any{"role": "user", "content": "alice keeps to alice"}}, "max_tokens": 24, "stream": stream,
+			"tools":       []any{map[string]any{"type": "function", "function": map[string]any{"name": "find", "parameters": map[string]any{}}}},
+			"tool_choice": map[string]any{"type": "function", "function": map[string]string{"name": "find"}},
+		}}
+		if stream {
+			c.Body["stream_options"] = map[string]any{"include_usage": true}
+		}
+		return c
+	}
+	logprobs := enginefake.Completion("alice", 200, 24)
+	logprobs.Body["logprobs"], logprobs.Body["n"], logprobs.Body["seed"] = 1, 2, 7
+	sc := &vllmfake.Scenario{Steps: func(ctx context.Context, w *vllmfake.World) error {
+		for _, c := range []enginefake.Call{chat(false), chat(true), logprobs} {
+			w.Call(ctx, c).Wait()
+		}
+		return nil
+	}}
+	guardVLLM(t, sc, nil, func(w *vllmfake.World) error {
+		var errs []error
+		for i := range 3 {
+			r := w.Reply(i)
+			raw := string(r.Raw)
+			switch {
+			case r.Status != http.StatusOK || r.Message != "" || r.Output < 1 || r.Prompt < 1:
+				errs = append(errs, fmt.Errorf("call %d: %d %s", i, r.Status, raw))
+			case i < 2 && (!strings.Contains(raw, `"tool_calls"`) || !strings.Contains(raw, `"name":"find"`) || r.FinishFirst() != "tool_calls"):
+				errs = append(errs, fmt.Errorf("call %d: no tool call: %s", i, raw))
+			case i == 2 && (len(r.Text) != 2 || strings.Count(raw, `"token_logprobs"`) != 2):
+				errs = append(errs, fmt.Errorf("call %d: no log probabilities: %s", i, raw))
+			case strings.Contains(raw, "kv_transfer_params") || !strings.Contains(raw, `cmpl-`) || strings.Count(raw, "[DONE]") != i%2:
+				errs = append(errs, fmt.Errorf("call %d: %s", i, raw))
+			}
+		}
+		seeds := map[string]bool{}
+		for _, g := range w.Decode.Generations()[2:] {
+			var b struct {
+				Seed json.Number `json:"seed"`
+				Salt string      `json:"cache_salt"`
+				N    int         `json:"n"`
+			}
+			if err := json.Unmarshal(g.Body, &b); err != nil || b.Salt == "" || b.N != 0 {
+				errs = append(errs, fmt.Errorf("decode's body: %s", g.Body))
+			}
+			seeds[b.Seed.String()] = true
+		}
+		if !seeds["7"] || !seeds["8"] {
+			errs = append(errs, fmt.Errorf("seeds %v", seeds))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// TestF30_SGLangCachesAreDividedByTenant: what goes to the engines names a part
+// of the prefix cache that is the tenant's own.
+func TestF30_SGLangCachesAreDividedByTenant(t *testing.T) {
+	sglangRow(t, "F30", nil, func(w *sglangfake.World) error {
+		salts := map[string]bool{}
+		for _, g := range w.Prefill.Generations() {
+			var b struct {
+				Salt string `json:"cache_salt"`
+			}
+			if err := json.Unmarshal(g.Body, &b); err != nil {
+				return err
+			}
+			salts[b.Salt] = true
+		}
+		return errors.Join(answered(w, 0, "alice"), answered(w, 1, "alice"), enginefake.Equal("salts", len(salts), 2))
+	})
 }

@@ -156,3 +156,24 @@ func TestF13_SGLangSlowCorruptionIsOutOfReach(t *testing.T) {
 		return w.Reply(0).Wrong(enginefake.Right("alice", 200, 24))
 	})
 }
+
+// TestSGLangGuards takes the guards of SGLang's wire away, and sees what they
+// are for: the incident itself. The counts cover for each other.
+func TestSGLangGuards(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		without func(*system)
+		shows   func(*sglangfake.World) error
+	}{
+		{"prefill's count", func(s *system) { s.guards.machine.NoTokenCount = true },
+			func(w *sglangfake.World) error { return refusedWith(w, 0, http.StatusBadGateway) }},
+		{"both counts", func(s *system) { s.guards.machine.NoTokenCount, s.nodes.guards.NoCount = true, true },
+			func(w *sglangfake.World) error { return w.Reply(0).Foreign("mallory") }},
+		{"the hold", func(s *system) { s.nodes.guards.NoHold = true },
+			func(w *sglangfake.World) error { return w.Reply(0).Foreign("mallory") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			sglangRow(t, "F01", func(s *system) { promises(s); c.without(s) }, c.shows)
+		})
+	}
+}
