@@ -37,6 +37,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Quarantine)
 	case CmdRestore:
 		return new(Restore)
+	case CmdNotify:
+		return new(Notify)
 	case CmdAudit:
 		return new(Audit)
 	}
@@ -136,7 +138,7 @@ func (c *Command) Check() error {
 	}
 	subject := "request"
 	switch c.Type {
-	case CmdRegister, CmdLeave:
+	case CmdRegister, CmdLeave, CmdNotify:
 		subject = "name"
 		ok = ValidName(c.Subject)
 	case CmdQuarantine, CmdRestore:

@@ -25,6 +25,7 @@ const (
 	CmdLeave      CommandType = "leave"      // prefill, decode, lifecycle
 	CmdQuarantine CommandType = "quarantine" // operator
 	CmdRestore    CommandType = "restore"    // operator
+	CmdNotify     CommandType = "notify"     // operator
 	CmdAudit      CommandType = "audit"      // auditor
 )
 
@@ -178,6 +179,15 @@ type Restore struct {
 	Reason string `json:"reason" is:"text"`
 }
 
+// Notify records that a tenant was told of an incident. Its subject is the tenant.
+type Notify struct {
+	Incident string    `json:"incident" is:"name"`
+	Channel  string    `json:"channel" is:"name"`
+	Content  string    `json:"content_sha256" is:"text"` // 64 hex digits
+	SentAt   time.Time `json:"sent_at"`
+	AckAt    time.Time `json:"ack_at,omitzero"`
+}
+
 // Audit records a read of the audit log (command "audit"); the fields are those of
 // the event. Its subject is an id of the read's own, a UUIDv7: two reads are two
 // commands, however alike they are.
@@ -208,6 +218,7 @@ func (*Register) CommandType() CommandType      { return CmdRegister }
 func (*Leave) CommandType() CommandType         { return CmdLeave }
 func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
+func (*Notify) CommandType() CommandType        { return CmdNotify }
 func (*Audit) CommandType() CommandType         { return CmdAudit }
 
 // Heartbeat is a sign of life on core NATS. It is no command: it is not

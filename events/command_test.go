@@ -228,7 +228,7 @@ func TestRoleMatrix(t *testing.T) {
 	want := map[CommandType]string{
 		CmdAdmit: "gateway", CmdReject: "prefill", CmdPrefilled: "prefill", CmdGrant: "decode", CmdTransferred: "decode",
 		CmdDecoded: "decode", CmdFail: "gateway prefill decode", CmdCancel: "gateway operator", CmdReleased: "prefill decode",
-		CmdRegister: "prefill decode", CmdLeave: "prefill decode", CmdQuarantine: "operator", CmdRestore: "operator", CmdAudit: "auditor",
+		CmdRegister: "prefill decode", CmdLeave: "prefill decode", CmdQuarantine: "operator", CmdRestore: "operator", CmdNotify: "operator", CmdAudit: "auditor",
 	}
 	for _, c := range allCommandTypes {
 		for _, r := range append(AllRoles(), "", "root") {

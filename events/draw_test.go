@@ -186,7 +186,7 @@ func drawCommand(t *rapid.T) *Command {
 	draw(t, reflect.ValueOf(d).Elem(), true)
 	c := &Command{Type: d.CommandType(), Role: RoleDecode, Principal: "d1", Data: d}
 	switch c.Type {
-	case CmdRegister, CmdLeave:
+	case CmdRegister, CmdLeave, CmdNotify:
 		c.Subject = drawText(t, "subject", "name")
 	case CmdQuarantine, CmdRestore:
 		c.Subject = drawText(t, "subject", "model")

@@ -8,7 +8,7 @@ import (
 var allTypes = []Type{
 	TypeAdmitted, TypeRejected, TypePrefilled, TypeTransferGranted, TypeTransferred, TypeDecoded,
 	TypeFailed, TypeCancelled, TypeReleased, TypeDenied,
-	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeAuditRead,
+	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantNotified, TypeAuditRead,
 }
 
 var allStates = []State{New, Admitted, Rejected, Prefilled, Transferred, Decoded, Failed, Cancelled}
@@ -17,7 +17,7 @@ var allRoles = []Role{RoleGateway, RolePrefill, RoleDecode, RoleOperator, RoleAu
 
 var allCommandTypes = []CommandType{
 	CmdAdmit, CmdReject, CmdPrefilled, CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdCancel, CmdReleased,
-	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdAudit,
+	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdNotify, CmdAudit,
 }
 
 var allFinishReasons = []FinishReason{FinishStop, FinishLength}

@@ -199,6 +199,18 @@ type ModelRestored struct {
 	Reason string `json:"reason"`
 }
 
+// TenantNotified says that a tenant was told of an incident: when, by what way, and
+// with which words, by their digest. What it says of an acknowledgement is the
+// operator's word.
+type TenantNotified struct {
+	Tenant   string    `json:"tenant"`
+	Incident string    `json:"incident"`
+	Channel  string    `json:"channel"`        // "email", "post", …
+	Content  string    `json:"content_sha256"` // of what was sent, in hex
+	SentAt   time.Time `json:"sent_at"`
+	AckAt    time.Time `json:"ack_at,omitzero"`
+}
+
 // AuditRead says that somebody reads, or read, what the audit log does not show
 // to everybody. It is recorded before anything is answered. Filter and range are
 // what was asked for; nobody counts what it held.
@@ -230,4 +242,5 @@ func (*WorkerJoined) EventType() Type       { return TypeWorkerJoined }
 func (*WorkerLeft) EventType() Type         { return TypeWorkerLeft }
 func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
+func (*TenantNotified) EventType() Type     { return TypeTenantNotified }
 func (*AuditRead) EventType() Type          { return TypeAuditRead }

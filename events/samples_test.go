@@ -62,6 +62,7 @@ func fullEvents() []*Event {
 	add("p1", &WorkerLeft{Worker: "p1", Epoch: 1767323045678901, Reason: "shutdown"})
 	add("llama-3.1", &ModelQuarantined{Model: "llama-3.1", Reason: "canary text in answer \"42\"\n\x01<é\u2028\\>"})
 	add("llama-3.1", &ModelRestored{Model: "llama-3.1", Reason: "scrubbed and tested"})
+	add("acme", &TenantNotified{Tenant: "acme", Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: sampleTime, AckAt: later(time.Hour)})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	return out
@@ -86,6 +87,7 @@ func leanEvents() []*Event {
 	add(&WorkerLeft{})
 	add(&ModelQuarantined{})
 	add(&ModelRestored{})
+	add(&TenantNotified{})
 	add(&AuditRead{})
 	return out
 }
@@ -112,6 +114,7 @@ func fullCommands() []*Command {
 	add("p1", &Leave{Epoch: 3, Reason: "shutdown"})
 	add("llama-3.1", &Quarantine{Reason: "canary text in an answer"})
 	add("llama-3.1", &Restore{Reason: "scrubbed and tested"})
+	add("acme", &Notify{Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: sampleTime, AckAt: later(time.Hour)})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	return out
@@ -131,6 +134,8 @@ func leanCommands() []*Command {
 			d.Reference = ""
 		case *Fail:
 			d.WorkerEpoch = 0
+		case *Notify:
+			d.AckAt = time.Time{}
 		case *Audit:
 			*d = Audit{Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: 1}
 		}

@@ -183,7 +183,7 @@ func (r Role) Allowed() []CommandType {
 	case RoleDecode:
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
-		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore}
+		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore, CmdNotify}
 	case RoleAuditor:
 		return []CommandType{CmdAudit}
 	}

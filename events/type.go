@@ -23,7 +23,8 @@ const (
 	TypeWorkerLeft       Type = "worker.left.v1" // by its own word, or because its heartbeats ended
 	TypeModelQuarantined Type = "model.quarantined.v1"
 	TypeModelRestored    Type = "model.restored.v1"
-	TypeAuditRead        Type = "audit.read.v1" // somebody read the audit log; outside of any history
+	TypeTenantNotified   Type = "tenant.notified.v1" // a tenant was told of an incident
+	TypeAuditRead        Type = "audit.read.v1"      // somebody read the audit log; outside of any history
 )
 
 // Kinds of reads of the audit log.

@@ -34,6 +34,7 @@ var forms = map[Type]form{
 	TypeWorkerLeft:       {fresh: func() payload { return new(WorkerLeft) }},
 	TypeModelQuarantined: {fresh: func() payload { return new(ModelQuarantined) }},
 	TypeModelRestored:    {fresh: func() payload { return new(ModelRestored) }},
+	TypeTenantNotified:   {fresh: func() payload { return new(TenantNotified) }},
 	TypeAuditRead:        {fresh: func() payload { return new(AuditRead) }},
 }
 

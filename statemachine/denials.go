@@ -84,6 +84,7 @@ var denials = slices.Concat(
 		{events.CmdLeave, events.CodeWorkerEpoch, "the worker lives under another epoch"},
 		{events.CmdQuarantine, events.CodeMalformed, "the subject is not a model's name"},
 		{events.CmdRestore, events.CodeIllegalState, "the model is not quarantined"},
+		{events.CmdNotify, events.CodeMalformed, "the tenant is not a name, or the content no SHA-256"},
 	},
 )
 

@@ -230,6 +230,9 @@ func denialCases() []denialCase {
 		{"quarantine: no name", nil, events.CodeMalformed, func(w *world) events.Data {
 			return w.do("..", events.RoleOperator, "alice", &events.Quarantine{Reason: "x"})
 		}},
+		{"notify: no digest", nil, events.CodeMalformed, func(w *world) events.Data {
+			return w.do("acme", events.RoleOperator, "alice", &events.Notify{Incident: "INC-1", Channel: "email", Content: "x", SentAt: w.now})
+		}},
 		{"restore: not quarantined", nil, events.CodeIllegalState, func(w *world) events.Data {
 			return w.do(model, events.RoleOperator, "alice", &events.Restore{Reason: "x"})
 		}},

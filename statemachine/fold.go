@@ -210,6 +210,8 @@ func emptyData(d events.Data) bool {
 		return d == nil
 	case *events.ModelRestored:
 		return d == nil
+	case *events.TenantNotified:
+		return d == nil
 	case *events.AuditRead:
 		return d == nil
 	}

@@ -210,6 +210,8 @@ func emptyPayload(d events.CommandData) bool {
 		return d == nil
 	case *events.Restore:
 		return d == nil
+	case *events.Notify:
+		return d == nil
 	case *events.Audit:
 		return d == nil
 	}

@@ -152,6 +152,8 @@ func legalOps(o *Ops, s *OpsSubject, e *events.Event) error {
 		subject = d.Model
 	case *events.ModelRestored:
 		subject = d.Model
+	case *events.TenantNotified:
+		subject = d.Tenant
 	default:
 		return errors.New("an event of a request")
 	}

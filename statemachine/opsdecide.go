@@ -58,6 +58,11 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			return nil, refuse(events.CodeIllegalState, "the model is not quarantined").are("quarantined", "open")
 		}
 		return &events.ModelRestored{Model: c.Subject, Reason: bounded(d.Reason)}, nil
+	case *events.Notify:
+		if !events.ValidName(c.Subject) || !sha256Hex(d.Content) || d.SentAt.IsZero() {
+			return nil, refuse(events.CodeMalformed, "want a tenant's name, the SHA-256 of what was sent in hex, and when")
+		}
+		return &events.TenantNotified{Tenant: c.Subject, Incident: d.Incident, Channel: d.Channel, Content: d.Content, SentAt: events.Micros(d.SentAt), AckAt: d.AckAt}, nil
 	case *events.Audit:
 		return &events.AuditRead{
 			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,
@@ -66,6 +71,9 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 	}
 	return nil, refuse(events.CodeMalformed, "the payload is not known to this build")
 }
+
+// sha256Hex says whether s is a SHA-256 in lower-case hex.
+func sha256Hex(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
 
 // bounded cuts a person's words to what an event carries.
 func bounded(s string) string { return normal(events.Error{Message: s}, events.CodeInternal).Message }

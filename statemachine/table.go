@@ -117,6 +117,7 @@ var commands = []CommandRow{
 	{events.CmdLeave, roles(events.RolePrefill, events.RoleDecode, events.RoleLifecycle), types(events.TypeWorkerLeft, denied), "end one life of a worker"},
 	{events.CmdQuarantine, roles(events.RoleOperator, events.RoleLifecycle), types(events.TypeModelQuarantined, denied), "stop admissions of a model"},
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
+	{events.CmdNotify, roles(events.RoleOperator), types(events.TypeTenantNotified, denied), "record that a tenant was told"},
 	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
 }
 
@@ -137,7 +138,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdNotify, events.CmdAudit:
 		return true
 	}
 	return false

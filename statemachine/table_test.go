@@ -218,6 +218,8 @@ func (w *world) payload(c events.CommandType, role events.Role) events.CommandDa
 		return &events.Quarantine{}
 	case events.CmdRestore:
 		return &events.Restore{}
+	case events.CmdNotify:
+		return &events.Notify{}
 	case events.CmdAudit:
 		return &events.Audit{}
 	}

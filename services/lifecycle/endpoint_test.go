@@ -84,11 +84,12 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 		events.CmdReleased: &events.Release{Worker: principal, WorkerEpoch: 7, Role: events.RolePrefill, Generation: 1, Pages: 1, Reason: "done"},
 		events.CmdRegister: p.registration(), events.CmdLeave: &events.Leave{Epoch: 7, Reason: "shutdown"},
 		events.CmdQuarantine: &events.Quarantine{Reason: "test"}, events.CmdRestore: &events.Restore{Reason: "test"},
-		events.CmdAudit: &events.Audit{Reader: "first", Kind: events.ReadEntries, Via: "http", Reads: 1},
+		events.CmdNotify: &events.Notify{Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: time.Unix(1_800_000_000, 0)},
+		events.CmdAudit:  &events.Audit{Reader: "first", Kind: events.ReadEntries, Via: "http", Reads: 1},
 	}[c]
 	subject = id
 	switch c {
-	case events.CmdRegister, events.CmdLeave:
+	case events.CmdRegister, events.CmdLeave, events.CmdNotify:
 		subject = principal
 	case events.CmdQuarantine, events.CmdRestore:
 		subject = testModel
@@ -102,7 +103,7 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 
 func addressOf(c events.CommandType, subject string) int {
 	switch c {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdNotify, events.CmdAudit:
 		return events.OpsPartition
 	}
 	return events.PartitionOf(subject, testPartitions)

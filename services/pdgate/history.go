@@ -144,6 +144,8 @@ func summary(d events.Data) string {
 		return d.Reason
 	case *events.ModelQuarantined:
 		return d.Reason
+	case *events.TenantNotified:
+		return fmt.Sprintf("told of %s by %s, sha256:%s", d.Incident, d.Channel, d.Content)
 	case *events.ModelRestored:
 		return d.Reason
 	case *events.AuditRead:

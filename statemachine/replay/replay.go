@@ -325,6 +325,10 @@ func (l *logRun) other(o *statemachine.Observation) {
 	case *events.WorkerJoined:
 		l.pages.joined(d)
 		l.config = nil
+	case *events.TenantNotified:
+		if all := &l.r.res.Notifications; len(*all) < maxResponses {
+			*all = append(*all, Notification{strings.Clone(d.Tenant), strings.Clone(d.Incident), d.SentAt, strings.Clone(d.Channel), strings.Clone(d.Content), d.AckAt, o.Position.String()})
+		}
 	default:
 		if o.Partition != events.OpsPartition && o.Event.N > 1 {
 			l.r.res.Range.Unjudged++

@@ -193,6 +193,8 @@ func (o *ocsfFile) add(e *entry) error {
 			kind = "worker"
 		case events.TypeModelQuarantined, events.TypeModelRestored:
 			kind = "model"
+		case events.TypeTenantNotified:
+			kind = "tenant"
 		default:
 			v.Metadata.Correlation = r.Subject
 		}

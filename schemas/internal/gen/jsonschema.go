@@ -32,11 +32,11 @@ var (
 		&events.RequestAdmitted{}, &events.RequestRejected{}, &events.RequestPrefilled{}, &events.TransferGranted{},
 		&events.RequestTransferred{}, &events.RequestDecoded{}, &events.RequestFailed{}, &events.RequestCancelled{},
 		&events.RequestReleased{}, &events.CommandDenied{}, &events.WorkerJoined{}, &events.WorkerLeft{},
-		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.AuditRead{},
+		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantNotified{}, &events.AuditRead{},
 	}
 	commandTypes = []events.CommandData{
 		&events.Admit{}, &events.Reject{}, &events.Prefill{}, &events.GrantTransfer{}, &events.Transfer{}, &events.DecodeDone{},
-		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Audit{},
+		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Notify{}, &events.Audit{},
 	}
 	messageTypes = map[string]any{
 		"answer": events.Answer{}, "work": events.Work{}, "heartbeat": events.Heartbeat{}, "grant": events.Grant{},
@@ -151,6 +151,8 @@ func commandSchema(d docs, data events.CommandData) schema {
 		subject, about = "name", "The worker"
 	case events.CmdQuarantine, events.CmdRestore:
 		subject, about = "model", "The model"
+	case events.CmdNotify:
+		subject, about = "name", "The tenant"
 	case events.CmdAudit:
 		about = "The read: a UUIDv7 of its own"
 	}
