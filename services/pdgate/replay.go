@@ -17,12 +17,6 @@ import (
 	"github.com/pdgate/pdgate/statemachine/replay/importer"
 )
 
-// Exit codes of forensics, beside those of every command.
-const (
-	exitIncomplete = int(replay.Incomplete)
-	exitBroken     = int(replay.Broken)
-)
-
 // replayFlags are the command line of replay, and what its subcommands share.
 type replayFlags struct {
 	remote
