@@ -41,6 +41,8 @@ func newCommandData(t CommandType) commandPayload {
 		return new(Erase)
 	case CmdCanary:
 		return new(Canary)
+	case CmdNotify:
+		return new(Notify)
 	case CmdAudit:
 		return new(Audit)
 	case CmdTrim:
@@ -142,7 +144,7 @@ func (c *Command) Check() error {
 	}
 	subject := "request"
 	switch c.Type {
-	case CmdRegister, CmdLeave, CmdErase, CmdTrim:
+	case CmdRegister, CmdLeave, CmdErase, CmdNotify, CmdTrim:
 		subject = "name"
 		ok = ValidName(c.Subject)
 	case CmdQuarantine, CmdRestore:

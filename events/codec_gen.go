@@ -1304,6 +1304,84 @@ func (v *Canary) check() error {
 	return nil
 }
 
+func (v *Notify) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"incident":`...)
+	if b, ok = appendString(b, v.Incident); !ok {
+		return b, wrong("incident", wantText)
+	}
+	b = append(b, `,"channel":`...)
+	if b, ok = appendString(b, v.Channel); !ok {
+		return b, wrong("channel", wantText)
+	}
+	b = append(b, `,"content_sha256":`...)
+	if b, ok = appendString(b, v.Content); !ok {
+		return b, wrong("content_sha256", wantText)
+	}
+	b = append(b, `,"sent_at":`...)
+	if b, ok = appendTime(b, v.SentAt); !ok {
+		return b, wrong("sent_at", wantTime)
+	}
+	if !v.AckAt.IsZero() {
+		b = append(b, `,"ack_at":`...)
+		if b, ok = appendTime(b, v.AckAt); !ok {
+			return b, wrong("ack_at", wantTime)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var notifyFields = []string{"incident", "channel", "content_sha256", "sent_at", "ack_at"}
+
+func (v *Notify) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "incident":
+			if p.field(&o, 0) {
+				v.Incident = p.string()
+			}
+		case "channel":
+			if p.field(&o, 1) {
+				v.Channel = p.string()
+			}
+		case "content_sha256":
+			if p.field(&o, 2) {
+				v.Content = p.string()
+			}
+		case "sent_at":
+			if p.field(&o, 3) {
+				v.SentAt = p.time()
+			}
+		case "ack_at":
+			if p.field(&o, 4) {
+				v.AckAt = p.time()
+				p.present(!v.AckAt.IsZero())
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0xf, notifyFields)
+}
+
+func (v *Notify) check() error {
+	if !ValidName(v.Incident) {
+		return wrong("incident", want["name"])
+	}
+	if !ValidName(v.Channel) {
+		return wrong("channel", want["name"])
+	}
+	if !isText(v.Content) {
+		return wrong("content_sha256", want["text"])
+	}
+	return nil
+}
+
 func (v *Audit) appendJSON(b []byte) ([]byte, error) {
 	if v == nil {
 		return b, wrong("", wantData)
@@ -3684,6 +3762,97 @@ func (v *CanaryRan) scanJSON(p *scan) {
 	}
 	if p.has(`,"evidence":"`) {
 		v.Evidence = p.filled()
+	}
+	p.lit(`}`)
+}
+
+func (v *TenantNotified) appendJSON(b []byte) ([]byte, error) {
+	if v == nil {
+		return b, wrong("", wantData)
+	}
+	var ok bool
+	b = append(b, '{')
+	b = append(b, `"tenant":`...)
+	if b, ok = appendString(b, v.Tenant); !ok {
+		return b, wrong("tenant", wantText)
+	}
+	b = append(b, `,"incident":`...)
+	if b, ok = appendString(b, v.Incident); !ok {
+		return b, wrong("incident", wantText)
+	}
+	b = append(b, `,"channel":`...)
+	if b, ok = appendString(b, v.Channel); !ok {
+		return b, wrong("channel", wantText)
+	}
+	b = append(b, `,"content_sha256":`...)
+	if b, ok = appendString(b, v.Content); !ok {
+		return b, wrong("content_sha256", wantText)
+	}
+	b = append(b, `,"sent_at":`...)
+	if b, ok = appendTime(b, v.SentAt); !ok {
+		return b, wrong("sent_at", wantTime)
+	}
+	if !v.AckAt.IsZero() {
+		b = append(b, `,"ack_at":`...)
+		if b, ok = appendTime(b, v.AckAt); !ok {
+			return b, wrong("ack_at", wantTime)
+		}
+	}
+	return append(b, '}'), nil
+}
+
+var tenantNotifiedFields = []string{"tenant", "incident", "channel", "content_sha256", "sent_at", "ack_at"}
+
+func (v *TenantNotified) readJSON(p *parser) {
+	var o object
+	for p.member(&o) {
+		switch string(o.key) {
+		case "tenant":
+			if p.field(&o, 0) {
+				v.Tenant = p.string()
+			}
+		case "incident":
+			if p.field(&o, 1) {
+				v.Incident = p.string()
+			}
+		case "channel":
+			if p.field(&o, 2) {
+				v.Channel = p.string()
+			}
+		case "content_sha256":
+			if p.field(&o, 3) {
+				v.Content = p.string()
+			}
+		case "sent_at":
+			if p.field(&o, 4) {
+				v.SentAt = p.time()
+			}
+		case "ack_at":
+			if p.field(&o, 5) {
+				v.AckAt = p.time()
+				p.present(!v.AckAt.IsZero())
+			}
+		default:
+			p.unknown(&o)
+		}
+	}
+	p.close(&o, 0x1f, tenantNotifiedFields)
+}
+
+func (v *TenantNotified) scanJSON(p *scan) {
+	*v = TenantNotified{}
+	p.lit(`{"tenant":"`)
+	v.Tenant = p.text()
+	p.lit(`,"incident":"`)
+	v.Incident = p.text()
+	p.lit(`,"channel":"`)
+	v.Channel = p.text()
+	p.lit(`,"content_sha256":"`)
+	v.Content = p.text()
+	p.lit(`,"sent_at":"`)
+	v.SentAt = p.time()
+	if p.has(`,"ack_at":"`) {
+		v.AckAt = p.moment()
 	}
 	p.lit(`}`)
 }

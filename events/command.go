@@ -27,6 +27,7 @@ const (
 	CmdRestore    CommandType = "restore"    // operator
 	CmdErase      CommandType = "erase"      // operator
 	CmdCanary     CommandType = "canary"     // canary
+	CmdNotify     CommandType = "notify"     // operator
 	CmdAudit      CommandType = "audit"      // auditor
 	CmdTrim       CommandType = "trim"       // lifecycle
 )
@@ -206,6 +207,15 @@ type Canary struct {
 	Evidence    string `json:"evidence,omitempty" is:"evidence"`
 }
 
+// Notify records that a tenant was told of an incident. Its subject is the tenant.
+type Notify struct {
+	Incident string    `json:"incident" is:"name"`
+	Channel  string    `json:"channel" is:"name"`
+	Content  string    `json:"content_sha256" is:"text"` // 64 hex digits
+	SentAt   time.Time `json:"sent_at"`
+	AckAt    time.Time `json:"ack_at,omitzero"`
+}
+
 // Audit records a read of the audit log (command "audit"); the fields are those of
 // the event. Its subject is an id of the read's own, a UUIDv7: two reads are two
 // commands, however alike they are.
@@ -249,6 +259,7 @@ func (*Quarantine) CommandType() CommandType    { return CmdQuarantine }
 func (*Restore) CommandType() CommandType       { return CmdRestore }
 func (*Erase) CommandType() CommandType         { return CmdErase }
 func (*Canary) CommandType() CommandType        { return CmdCanary }
+func (*Notify) CommandType() CommandType        { return CmdNotify }
 func (*Audit) CommandType() CommandType         { return CmdAudit }
 func (*Trim) CommandType() CommandType          { return CmdTrim }
 

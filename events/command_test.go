@@ -228,7 +228,7 @@ func TestRoleMatrix(t *testing.T) {
 	want := map[CommandType]string{
 		CmdAdmit: "gateway", CmdReject: "prefill", CmdPrefilled: "prefill", CmdGrant: "decode", CmdTransferred: "decode",
 		CmdDecoded: "decode", CmdFail: "gateway prefill decode", CmdCancel: "gateway operator", CmdReleased: "prefill decode",
-		CmdRegister: "prefill decode", CmdLeave: "prefill decode", CmdQuarantine: "operator canary", CmdRestore: "operator", CmdErase: "operator", CmdCanary: "canary", CmdAudit: "auditor",
+		CmdRegister: "prefill decode", CmdLeave: "prefill decode", CmdQuarantine: "operator canary", CmdRestore: "operator", CmdErase: "operator", CmdNotify: "operator", CmdCanary: "canary", CmdAudit: "auditor",
 	}
 	for _, c := range allCommandTypes {
 		for _, r := range append(AllRoles(), "", "root") {

@@ -198,7 +198,7 @@ func drawCommand(t *rapid.T) *Command {
 	draw(t, reflect.ValueOf(d).Elem(), true)
 	c := &Command{Type: d.CommandType(), Role: RoleDecode, Principal: "d1", Data: d}
 	switch c.Type {
-	case CmdRegister, CmdLeave, CmdErase:
+	case CmdRegister, CmdLeave, CmdErase, CmdNotify:
 		c.Subject = drawText(t, "subject", "name")
 	case CmdQuarantine, CmdRestore:
 		c.Subject = drawText(t, "subject", "model")

@@ -8,7 +8,7 @@ import (
 var allTypes = []Type{
 	TypeAdmitted, TypeRejected, TypePrefilled, TypeTransferGranted, TypeTransferred, TypeDecoded,
 	TypeFailed, TypeCancelled, TypeReleased, TypeDenied,
-	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeCanaryRan, TypeAuditRead, TypeLogTrimmed,
+	TypeWorkerJoined, TypeWorkerLeft, TypeModelQuarantined, TypeModelRestored, TypeTenantErased, TypeTenantNotified, TypeCanaryRan, TypeAuditRead, TypeLogTrimmed,
 }
 
 var allStates = []State{New, Admitted, Rejected, Prefilled, Transferred, Decoded, Failed, Cancelled}
@@ -17,7 +17,7 @@ var allRoles = []Role{RoleGateway, RolePrefill, RoleDecode, RoleOperator, RoleCa
 
 var allCommandTypes = []CommandType{
 	CmdAdmit, CmdReject, CmdPrefilled, CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdCancel, CmdReleased,
-	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdCanary, CmdAudit, CmdTrim,
+	CmdRegister, CmdLeave, CmdQuarantine, CmdRestore, CmdErase, CmdNotify, CmdCanary, CmdAudit, CmdTrim,
 }
 
 var allFinishReasons = []FinishReason{FinishStop, FinishLength}

@@ -245,6 +245,18 @@ type CanaryRan struct {
 	Evidence    string `json:"evidence,omitempty"` // of what was wrong or foreign: "<request id>@<receipt>", separated by spaces
 }
 
+// TenantNotified says that a tenant was told of an incident: when, by what way, and
+// with which words, by their digest. What it says of an acknowledgement is the
+// operator's word.
+type TenantNotified struct {
+	Tenant   string    `json:"tenant"`
+	Incident string    `json:"incident"`
+	Channel  string    `json:"channel"`        // "email", "post", …
+	Content  string    `json:"content_sha256"` // of what was sent, in hex
+	SentAt   time.Time `json:"sent_at"`
+	AckAt    time.Time `json:"ack_at,omitzero"`
+}
+
 // AuditRead says that somebody reads, or read, what the audit log does not show
 // to everybody. It is recorded before anything is answered. Filter and range are
 // what was asked for; nobody counts what it held.
@@ -291,5 +303,6 @@ func (*ModelQuarantined) EventType() Type   { return TypeModelQuarantined }
 func (*ModelRestored) EventType() Type      { return TypeModelRestored }
 func (*TenantErased) EventType() Type       { return TypeTenantErased }
 func (*CanaryRan) EventType() Type          { return TypeCanaryRan }
+func (*TenantNotified) EventType() Type     { return TypeTenantNotified }
 func (*AuditRead) EventType() Type          { return TypeAuditRead }
 func (*LogTrimmed) EventType() Type         { return TypeLogTrimmed }

@@ -67,6 +67,7 @@ func fullEvents() []*Event {
 	add("acme", &TenantErased{Tenant: "acme", TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &CanaryRan{Model: "llama-3.1", Verdict: CanaryForeign, Passed: 9, Refused: 4, Wrong: 1, Foreign: 1, Unreachable: 2, DurationUS: 1_204_311,
 		Lengths: "681279+32 681280+32", Evidence: sampleEvidence})
+	add("acme", &TenantNotified{Tenant: "acme", Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: sampleTime, AckAt: later(time.Hour)})
 	add(requestID, &AuditRead{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	add(LogStream, &LogTrimmed{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
@@ -94,6 +95,7 @@ func leanEvents() []*Event {
 	add(&ModelRestored{})
 	add(&TenantErased{})
 	add(&CanaryRan{})
+	add(&TenantNotified{})
 	add(&AuditRead{})
 	add(&LogTrimmed{})
 	return out
@@ -124,6 +126,7 @@ func fullCommands() []*Command {
 	add("acme", &Erase{TenantKey: "0123456789abcdef", By: "alice"})
 	add(requestID, &Canary{Model: "llama-3.1", Verdict: CanaryForeign, Passed: 9, Refused: 4, Wrong: 1, Foreign: 1, Unreachable: 2, DurationUS: 1_204_311,
 		Lengths: "681279+32 681280+32", Evidence: sampleEvidence})
+	add("acme", &Notify{Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: sampleTime, AckAt: later(time.Hour)})
 	add(requestID, &Audit{Reader: "first", Kind: ReadExport, Via: "http", Reads: 1, Tenant: "acme", Request: requestID, Model: "llama-3.1", FromSeq: 7, ToSeq: 1207,
 		Since: sampleTime, Until: later(time.Hour)})
 	add(LogStream, &Trim{BelowSeq: 1200, Bound: "retention", Origin: "pdgate.local/a5447bcf7f801a48", TreeSize: 9000, TreeRoot: "ED8Kuu4BmWVL/fNeCFQxNqA4CZTpiikQMQod+/60gOE=", CompleteUntil: 1207})
@@ -146,6 +149,8 @@ func leanCommands() []*Command {
 			d.Reference = ""
 		case *Fail:
 			d.WorkerEpoch = 0
+		case *Notify:
+			d.AckAt = time.Time{}
 		case *Audit:
 			*d = Audit{Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: 1}
 		case *Trim:

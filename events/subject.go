@@ -193,7 +193,7 @@ func (r Role) Allowed() []CommandType {
 	case RoleDecode:
 		return []CommandType{CmdGrant, CmdTransferred, CmdDecoded, CmdFail, CmdReleased, CmdRegister, CmdLeave}
 	case RoleOperator:
-		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore, CmdErase}
+		return []CommandType{CmdCancel, CmdQuarantine, CmdRestore, CmdErase, CmdNotify}
 	case RoleCanary:
 		return []CommandType{CmdQuarantine, CmdCanary}
 	case RoleAuditor:

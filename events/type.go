@@ -23,10 +23,11 @@ const (
 	TypeWorkerLeft       Type = "worker.left.v1" // by its own word, or because its heartbeats ended
 	TypeModelQuarantined Type = "model.quarantined.v1"
 	TypeModelRestored    Type = "model.restored.v1"
-	TypeTenantErased     Type = "tenant.erased.v1" // the tenant's key is destroyed, here and by whoever holds a copy
-	TypeCanaryRan        Type = "canary.ran.v1"    // outside of any history
-	TypeAuditRead        Type = "audit.read.v1"    // somebody read the audit log; outside of any history
-	TypeLogTrimmed       Type = "log.trimmed.v1"   // what is below a sequence leaves the live stream
+	TypeTenantErased     Type = "tenant.erased.v1"   // the tenant's key is destroyed, here and by whoever holds a copy
+	TypeTenantNotified   Type = "tenant.notified.v1" // a tenant was told of an incident
+	TypeCanaryRan        Type = "canary.ran.v1"      // outside of any history
+	TypeAuditRead        Type = "audit.read.v1"      // somebody read the audit log; outside of any history
+	TypeLogTrimmed       Type = "log.trimmed.v1"     // what is below a sequence leaves the live stream
 )
 
 // What becomes of a model's open requests when it is quarantined.

@@ -36,6 +36,7 @@ var forms = map[Type]form{
 	TypeModelRestored:    {fresh: func() payload { return new(ModelRestored) }},
 	TypeTenantErased:     {fresh: func() payload { return new(TenantErased) }},
 	TypeCanaryRan:        {fresh: func() payload { return new(CanaryRan) }},
+	TypeTenantNotified:   {fresh: func() payload { return new(TenantNotified) }},
 	TypeAuditRead:        {fresh: func() payload { return new(AuditRead) }},
 	TypeLogTrimmed:       {fresh: func() payload { return new(LogTrimmed) }},
 }

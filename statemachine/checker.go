@@ -204,6 +204,7 @@ func (c *Checker) Add(env *events.Envelope) error {
 			// stands in the stream all the same, and writers go on from there.
 			p.last = env.Seq
 			c.violate(KindLogMAC, subject, at, "the envelope's MAC is wrong")
+			c.sumFrom(env.Lines, 0)
 			return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 		}
 	}
@@ -222,17 +223,20 @@ func (c *Checker) Add(env *events.Envelope) error {
 	if env.ID != "" && !c.envelopes.add(env.ID) {
 		c.violate(KindLogDuplicate, subject, at, "the envelope stands twice")
 	}
+	read := 0
 	err := events.Split(env.Lines, func(line int, b []byte) error {
 		e, err := c.decode(env.Partition, b)
 		if err != nil {
 			return err
 		}
 		c.digest(e, b)
+		read++
 		c.event(env.Partition, p, e, events.Position{Seq: env.Seq, Line: line})
 		return nil
 	})
 	if err != nil {
 		c.violate(KindLogUnreadable, subject, at, "the envelope cannot be read")
+		c.sumFrom(env.Lines, read)
 		return fmt.Errorf("check %s at %d: %w", subject, env.Seq, err)
 	}
 	c.forget()
@@ -250,6 +254,21 @@ func (c *Checker) digest(e *events.Event, line []byte) {
 	if c.cfg.Sum != nil {
 		_, _ = c.cfg.Sum.Write(sum[:]) // a hash never fails
 	}
+}
+
+// sumFrom hashes the lines of an envelope that are not judged, from one on: what
+// they are summed for is the input and not its content.
+func (c *Checker) sumFrom(lines []byte, from int) {
+	if c.cfg.Sum == nil {
+		return
+	}
+	_ = events.Split(lines, func(line int, b []byte) error { // what is no lines is no trace either
+		if line >= from {
+			sum := sha256.Sum256(b)
+			_, _ = c.cfg.Sum.Write(sum[:])
+		}
+		return nil
+	})
 }
 
 // decode reads an event. Those of requests are the decoder's, and good until the

@@ -335,7 +335,7 @@ func TestForgeries(t *testing.T) {
 					t.Fatalf("nothing is found, want %s", f.rule)
 				}
 				for _, v := range r.Violations {
-					if v.Rule != f.rule || v.Subject == "" || v.String() == "" {
+					if v.Rule != f.rule || v.Subject == "" || v.String() == "" || kindRule[v.Kind] != v.Rule {
 						t.Errorf("found %v, want only %s", v, f.rule)
 					}
 				}

@@ -87,6 +87,7 @@ var denials = slices.Concat(
 		{events.CmdRestore, events.CodeIllegalState, "the model is not quarantined"},
 		{events.CmdErase, events.CodeMalformed, "the subject is not a tenant's name"},
 		{events.CmdErase, events.CodeIllegalState, "the key is erased already"},
+		{events.CmdNotify, events.CodeMalformed, "the tenant is not a name, or the content no SHA-256"},
 	},
 )
 

@@ -246,6 +246,9 @@ func denialCases() []denialCase {
 			w.do("t1", events.RoleOperator, "alice", &events.Erase{TenantKey: "0123456789abcdef"})
 			return w.do("t1", events.RoleOperator, "bob", &events.Erase{TenantKey: "0123456789abcdef"})
 		}},
+		{"notify: no digest", nil, events.CodeMalformed, func(w *world) events.Data {
+			return w.do("acme", events.RoleOperator, "alice", &events.Notify{Incident: "INC-1", Channel: "email", Content: "x", SentAt: w.now})
+		}},
 		{"restore: not quarantined", nil, events.CodeIllegalState, func(w *world) events.Data {
 			return w.do(model, events.RoleOperator, "alice", &events.Restore{Reason: "x"})
 		}},

@@ -213,6 +213,8 @@ func emptyData(d events.Data) bool {
 		return d == nil
 	case *events.TenantErased:
 		return d == nil
+	case *events.TenantNotified:
+		return d == nil
 	case *events.CanaryRan:
 		return d == nil
 	case *events.AuditRead:

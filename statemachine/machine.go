@@ -212,6 +212,8 @@ func emptyPayload(d events.CommandData) bool {
 		return d == nil
 	case *events.Erase:
 		return d == nil
+	case *events.Notify:
+		return d == nil
 	case *events.Canary:
 		return d == nil
 	case *events.Audit:

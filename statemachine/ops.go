@@ -196,6 +196,8 @@ func legalOps(o *Ops, s *OpsSubject, e *events.Event) error {
 		if what := untrimmable(o, d); what != "" {
 			return errors.New(what)
 		}
+	case *events.TenantNotified:
+		subject = d.Tenant
 	default:
 		return errors.New("an event of a request")
 	}

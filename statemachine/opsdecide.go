@@ -71,6 +71,11 @@ func judgeOps(o *Ops, c *events.Command, now time.Time) (events.Data, *refusal) 
 			Model: d.Model, Verdict: d.Verdict, Passed: d.Passed, Refused: d.Refused, Wrong: d.Wrong, Foreign: d.Foreign,
 			Unreachable: d.Unreachable, DurationUS: d.DurationUS, Lengths: d.Lengths, Evidence: d.Evidence,
 		}, nil
+	case *events.Notify:
+		if !events.ValidName(c.Subject) || !sha256Hex(d.Content) || d.SentAt.IsZero() {
+			return nil, refuse(events.CodeMalformed, "want a tenant's name, the SHA-256 of what was sent in hex, and when")
+		}
+		return &events.TenantNotified{Tenant: c.Subject, Incident: d.Incident, Channel: d.Channel, Content: d.Content, SentAt: events.Micros(d.SentAt), AckAt: d.AckAt}, nil
 	case *events.Audit:
 		return &events.AuditRead{
 			Reader: d.Reader, Kind: d.Kind, Via: d.Via, Reads: d.Reads, Tenant: d.Tenant, Request: d.Request,
@@ -112,6 +117,9 @@ func untrimmable(o *Ops, t *events.LogTrimmed) string {
 	}
 	return ""
 }
+
+// sha256Hex says whether s is a SHA-256 in lower-case hex.
+func sha256Hex(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
 
 // bounded cuts a person's words to what an event carries.
 func bounded(s string) string { return normal(events.Error{Message: s}, events.CodeInternal).Message }

@@ -119,6 +119,7 @@ var commands = []CommandRow{
 	{events.CmdRestore, roles(events.RoleOperator), types(events.TypeModelRestored, denied), "allow admissions again"},
 	{events.CmdErase, roles(events.RoleOperator), types(events.TypeTenantErased, denied), "give up a tenant's key, and with it what its digests stand for"},
 	{events.CmdCanary, roles(events.RoleCanary), types(events.TypeCanaryRan, denied), "record a run of the canary"},
+	{events.CmdNotify, roles(events.RoleOperator), types(events.TypeTenantNotified, denied), "record that a tenant was told"},
 	{events.CmdAudit, roles(events.RoleAuditor), types(events.TypeAuditRead, denied), "record a read of the audit log"},
 	{events.CmdTrim, roles(events.RoleLifecycle), types(events.TypeLogTrimmed, denied), "let the beginning of the log leave the live stream"},
 }
@@ -140,7 +141,7 @@ var commandRows = func() map[events.CommandType]*CommandRow {
 // ForOps says whether the command belongs on pdgate.log.ops.
 func (r *CommandRow) ForOps() bool {
 	switch r.Command {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit, events.CmdTrim:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit, events.CmdTrim:
 		return true
 	}
 	return false

@@ -222,6 +222,8 @@ func (w *world) payload(c events.CommandType, role events.Role) events.CommandDa
 		return &events.Erase{TenantKey: "0123456789abcdef"}
 	case events.CmdCanary:
 		return &events.Canary{}
+	case events.CmdNotify:
+		return &events.Notify{}
 	case events.CmdAudit:
 		return &events.Audit{}
 	case events.CmdTrim:

@@ -1,17 +1,13 @@
 package bench
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 
-	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/gpuworker/engine/enginetest"
 )
@@ -91,42 +87,6 @@ func TestFirstStop(t *testing.T) {
 	} {
 		if got, ok := firstStop(tt.out, tt.stops); ok != tt.ok || ok && got != tt.want {
 			t.Errorf("firstStop(%q, %q) = %d, %v", tt.out, tt.stops, got, ok)
-		}
-	}
-}
-
-func TestLogFile(t *testing.T) {
-	all := []*events.Envelope{
-		{Partition: 3, Seq: 1, ID: "a", MAC: "m", Lines: []byte("{\"x\":1}\n{\"y\":2}\n")},
-		{Partition: events.OpsPartition, Seq: 2, Expected: 1, ID: "b", Lines: []byte("{}\n")},
-	}
-	var b bytes.Buffer
-	for _, env := range all {
-		if err := writeEnvelope(&b, env); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text := b.Bytes()
-	read := func(in []byte) (got []*events.Envelope, err error) {
-		err = readEnvelopes(bufio.NewReader(bytes.NewReader(in)), func(env *events.Envelope) error {
-			c := *env
-			c.Lines = bytes.Clone(env.Lines)
-			got = append(got, &c)
-			return nil
-		})
-		return got, err
-	}
-	got, err := read(text)
-	if d := cmp.Diff(all, got); d != "" || err != nil {
-		t.Errorf("%v\n%s", err, d)
-	}
-	r, err := countLines(bufio.NewReader(bytes.NewReader(text)))
-	if err != nil || r.Events != 3 || r.Bytes != int64(len(text)) {
-		t.Errorf("%+v, %v", r, err)
-	}
-	for n := 1; n < len(text); n++ {
-		if got, err := read(text[:n]); err == nil && len(got) == 2 {
-			t.Errorf("a file cut after %d bytes is read whole", n)
 		}
 	}
 }

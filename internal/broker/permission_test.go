@@ -72,7 +72,7 @@ func everySubject() []string {
 
 var allCommands = []events.CommandType{
 	events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred, events.CmdDecoded, events.CmdFail,
-	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit,
+	events.CmdCancel, events.CmdReleased, events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit,
 }
 
 func principals(r events.Role) []string {
@@ -129,7 +129,7 @@ func TestPublish(t *testing.T) {
 		}},
 		{keyring.Operator, []string{
 			"pdgate.v1.operator.operator.cancel.>", "pdgate.v1.operator.operator.quarantine.>",
-			"pdgate.v1.operator.operator.restore.>", "pdgate.v1.operator.operator.erase.>", "pdgate.v1.operator.operator.query.>", "$SRV.>",
+			"pdgate.v1.operator.operator.restore.>", "pdgate.v1.operator.operator.erase.>", "pdgate.v1.operator.operator.notify.>", "pdgate.v1.operator.operator.query.>", "$SRV.>",
 		}},
 		{keyring.Auditor, []string{
 			"$JS.log.API.STREAM.INFO.PDGATE", "$JS.log.API.STREAM.MSG.GET.PDGATE", "$JS.log.API.DIRECT.GET.PDGATE",

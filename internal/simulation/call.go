@@ -98,7 +98,7 @@ func (c *call) answer(a *events.Answer, err *events.Error) {
 
 func (w *world) partitionOf(c *events.Command) int {
 	switch c.Type {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdNotify:
 		return events.OpsPartition
 	}
 	return events.PartitionOf(c.Subject, w.partitions)

@@ -38,7 +38,7 @@ var (
 		events.CmdAdmit, events.CmdReject, events.CmdPrefilled, events.CmdGrant, events.CmdTransferred,
 		events.CmdDecoded, events.CmdFail, events.CmdCancel, events.CmdReleased,
 	}
-	opsCommands = []events.CommandType{events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit}
+	opsCommands = []events.CommandType{events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit}
 )
 
 func partitionName(p int) string {
@@ -154,7 +154,7 @@ func quote(s string) string {
 // nodeOf is the node that a command belongs to.
 func (s *Service) nodeOf(t events.CommandType, subject string) *node {
 	switch t {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit, events.CmdTrim:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit, events.CmdTrim:
 		return s.opsNode
 	}
 	return s.nodes[events.PartitionOf(subject, len(s.nodes))]

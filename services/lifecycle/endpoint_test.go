@@ -86,11 +86,12 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 		events.CmdQuarantine: &events.Quarantine{Reason: "test"}, events.CmdRestore: &events.Restore{Reason: "test"},
 		events.CmdErase:  &events.Erase{TenantKey: "0123456789abcdef"},
 		events.CmdCanary: &events.Canary{Model: testModel, Verdict: events.CanaryClean},
+		events.CmdNotify: &events.Notify{Incident: "INC-1", Channel: "email", Content: strings.Repeat("a0", 32), SentAt: time.Unix(1_800_000_000, 0)},
 		events.CmdAudit:  &events.Audit{Reader: "first", Kind: events.ReadEntries, Via: "http", Reads: 1},
 	}[c]
 	subject = id
 	switch c {
-	case events.CmdRegister, events.CmdLeave, events.CmdErase:
+	case events.CmdRegister, events.CmdLeave, events.CmdErase, events.CmdNotify:
 		subject = principal
 	case events.CmdQuarantine, events.CmdRestore:
 		subject = testModel
@@ -104,7 +105,7 @@ func example(t *testing.T, c events.CommandType, principal string) (subject stri
 
 func addressOf(c events.CommandType, subject string) int {
 	switch c {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit:
 		return events.OpsPartition
 	}
 	return events.PartitionOf(subject, testPartitions)

@@ -147,6 +147,8 @@ func summary(d events.Data) string {
 			return d.Reason + " (open requests are cancelled)"
 		}
 		return d.Reason
+	case *events.TenantNotified:
+		return fmt.Sprintf("told of %s by %s, sha256:%s", d.Incident, d.Channel, d.Content)
 	case *events.ModelRestored:
 		return d.Reason
 	case *events.TenantErased:

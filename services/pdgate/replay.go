@@ -17,12 +17,6 @@ import (
 	"github.com/pdgate/pdgate/statemachine/replay/importer"
 )
 
-// Exit codes of forensics, beside those of every command.
-const (
-	exitIncomplete = int(replay.Incomplete)
-	exitBroken     = int(replay.Broken)
-)
-
 // replayFlags are the command line of replay, and what its subcommands share.
 type replayFlags struct {
 	remote
@@ -188,22 +182,24 @@ func (a *app) replay(cmd *cobra.Command, f *replayFlags, o replay.Options, files
 		}
 	}
 	j := importer.NewJoiner(time.Now().UTC().Year())
+	var open []io.Closer
+	defer func() {
+		for _, c := range open {
+			c.Close()
+		}
+	}()
 	for _, name := range files {
-		if err := a.replayFile(cmd, f, r, j, name); err != nil {
+		if err := a.replayFile(cmd, f, r, j, name, &open); err != nil {
 			return nil, err
 		}
 	}
 	if err := j.Add(r); err != nil {
 		return nil, &unreadableError{err}
 	}
-	res := r.Finish()
-	if o.Maps != nil {
-		*o.Maps = r.Maps()
-	}
-	return res, nil
+	return r.Finish(), nil
 }
 
-func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j *importer.Joiner, name string) error {
+func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j *importer.Joiner, name string, open *[]io.Closer) error {
 	var in io.Reader = a.stdin
 	size := int64(0)
 	if name != "-" {
@@ -211,8 +207,7 @@ func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j
 		if err != nil {
 			return &unreadableError{err}
 		}
-		// Engine logs are read when all files are known: they stay open until the end.
-		defer func() { context.AfterFunc(cmd.Context(), func() { file.Close() }) }()
+		*open = append(*open, file) // engine logs are read when all files are known
 		if st, err := file.Stat(); err == nil {
 			size = st.Size()
 		}

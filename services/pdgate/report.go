@@ -63,6 +63,7 @@ exit code 1 where one differs.`,
 		},
 	}
 	f.register(c, a)
+	c.AddCommand(a.reportNotify())
 	p := c.Flags()
 	p.StringVar(&f.out, "out", "", "file to write the JSON to; it must not exist")
 	p.StringVar(&f.html, "html", "", "file to write the HTML page to; it must not exist")

@@ -51,6 +51,3 @@ func (p *pageLog) snapshot(l *life, a *allocation, prompt int, o *statemachine.O
 	})
 	p.maps = append(p.maps, m)
 }
-
-// Maps are the pools at the first affected responses.
-func (r *Replay) Maps() []PageMap { return r.radius.maps }

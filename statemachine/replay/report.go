@@ -97,6 +97,7 @@ type ReportEdge struct {
 // Notification says that a tenant was told.
 type Notification struct {
 	Tenant   string    `json:"tenant_tag"`
+	Incident string    `json:"incident_id"`
 	At       time.Time `json:"at"`
 	Channel  string    `json:"channel"`
 	Content  string    `json:"content_sha256"`
@@ -178,7 +179,11 @@ func NewReport(s Statement, res *Result) *Report {
 			r.Checkpoint = in.Checkpoint
 		}
 	}
-	r.Notifications = append(r.Notifications, res.Notifications...)
+	for _, n := range res.Notifications {
+		if n.Incident == s.IncidentID {
+			r.Notifications = append(r.Notifications, n)
+		}
+	}
 	return r
 }
 

@@ -193,7 +193,7 @@ func (o *ocsfFile) add(e *entry) error {
 			kind = "worker"
 		case events.TypeModelQuarantined, events.TypeModelRestored:
 			kind = "model"
-		case events.TypeTenantErased:
+		case events.TypeTenantErased, events.TypeTenantNotified:
 			kind = "tenant"
 		case events.TypeCanaryRan:
 			kind = "canary_run"

@@ -152,6 +152,9 @@ func (r *row) data(data events.Data) {
 		r.Reason = d.Reason
 	case *events.ModelQuarantined:
 		r.Model, r.Reason = d.Model, d.Reason
+	case *events.TenantNotified:
+		r.Tenant, r.Reason = d.Tenant, d.Incident
+		r.Message = d.Channel + " sha256:" + d.Content
 	case *events.ModelRestored:
 		r.Model, r.Reason = d.Model, d.Reason
 	case *events.CanaryRan:

@@ -32,11 +32,11 @@ var (
 		&events.RequestAdmitted{}, &events.RequestRejected{}, &events.RequestPrefilled{}, &events.TransferGranted{},
 		&events.RequestTransferred{}, &events.RequestDecoded{}, &events.RequestFailed{}, &events.RequestCancelled{},
 		&events.RequestReleased{}, &events.CommandDenied{}, &events.WorkerJoined{}, &events.WorkerLeft{},
-		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.CanaryRan{}, &events.AuditRead{}, &events.LogTrimmed{},
+		&events.ModelQuarantined{}, &events.ModelRestored{}, &events.TenantErased{}, &events.TenantNotified{}, &events.CanaryRan{}, &events.AuditRead{}, &events.LogTrimmed{},
 	}
 	commandTypes = []events.CommandData{
 		&events.Admit{}, &events.Reject{}, &events.Prefill{}, &events.GrantTransfer{}, &events.Transfer{}, &events.DecodeDone{},
-		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Erase{}, &events.Canary{}, &events.Audit{}, &events.Trim{},
+		&events.Fail{}, &events.Cancel{}, &events.Release{}, &events.Register{}, &events.Leave{}, &events.Quarantine{}, &events.Restore{}, &events.Erase{}, &events.Notify{}, &events.Canary{}, &events.Audit{}, &events.Trim{},
 	}
 	messageTypes = map[string]any{
 		"answer": events.Answer{}, "work": events.Work{}, "heartbeat": events.Heartbeat{}, "grant": events.Grant{},
@@ -160,7 +160,7 @@ func commandSchema(d docs, data events.CommandData) schema {
 		subject, about = "name", "The worker"
 	case events.CmdQuarantine, events.CmdRestore:
 		subject, about = "model", "The model"
-	case events.CmdErase:
+	case events.CmdErase, events.CmdNotify:
 		subject, about = "name", "The tenant"
 	case events.CmdCanary:
 		about = "The run: a UUIDv7 of its own"

@@ -89,6 +89,11 @@ func (c *Client) Audit(ctx context.Context, d *events.Audit) (*events.Answer, er
 	return c.send(ctx, id.String(), d)
 }
 
+// Notify records that a tenant was told of an incident.
+func (c *Client) Notify(ctx context.Context, tenant string, d *events.Notify) (*events.Answer, error) {
+	return c.send(ctx, tenant, d)
+}
+
 // Restore allows admissions of a model again.
 func (c *Client) Restore(ctx context.Context, model string, d *events.Restore) (*events.Answer, error) {
 	return c.send(ctx, model, d)

@@ -35,7 +35,7 @@ func forbidden(nc *nats.Conn, subject string) bool {
 // ops says whether a command belongs to pdgate.log.ops.
 func ops(t events.CommandType) bool {
 	switch t {
-	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdCanary, events.CmdAudit:
+	case events.CmdRegister, events.CmdLeave, events.CmdQuarantine, events.CmdRestore, events.CmdErase, events.CmdNotify, events.CmdCanary, events.CmdAudit:
 		return true
 	}
 	return false

@@ -325,6 +325,20 @@ func TestBrokenFiles(t *testing.T) {
 			}
 		})
 	}
+	// Another build's events are no sign of a change: the trace's own sum fits.
+	newer := corpus.Whole()
+	newer[0].Lines = bytes.Replace(newer[0].Lines, []byte("worker.joined.v1"), []byte("worker.joined.v9"), 1)
+	var b bytes.Buffer
+	w := replay.NewTraceWriter(&b, events.DefaultPartitions)
+	for _, env := range newer {
+		if err := w.Add(env); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.Close()
+	if r := must(t, replay.Options{}, b.Bytes()); r.Verdict.Exit != replay.Incomplete || len(r.Inputs[0].Problems) != 1 {
+		t.Errorf("a newer build's trace: %s %+v", r.Verdict.Line, r.Inputs[0].Problems)
+	}
 	// No spans is a failure, not a clean trace.
 	if r := must(t, replay.Options{AcceptLifecycle: true}, []byte(`{"resourceSpans": []}`)); r.Verdict.Exit != replay.Incomplete {
 		t.Errorf("%s", r.Verdict.Line)
