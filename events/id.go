@@ -3,7 +3,6 @@ package events
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"strconv"
 	"strings"
 	"time"
@@ -19,9 +18,11 @@ const MaxPartitions = 1024
 // hash and the stream's number of partitions never change for a stream, or a
 // request's history would be split.
 func PartitionOf(requestID string, partitions int) int {
-	h := fnv.New32a()
-	h.Write([]byte(requestID))
-	return int(h.Sum32() % uint32(partitions))
+	h := uint32(2166136261)
+	for i := range len(requestID) {
+		h = (h ^ uint32(requestID[i])) * 16777619
+	}
+	return int(h % uint32(partitions))
 }
 
 // Position names one event in the log: the stream sequence of its envelope and
@@ -78,9 +79,13 @@ func RequestTime(id string) (time.Time, error) {
 			return time.Time{}, ErrRequestID
 		}
 	}
-	ms, err := strconv.ParseInt(id[:8]+id[9:13], 16, 64)
-	if err != nil {
-		return time.Time{}, ErrRequestID
+	ms := int64(0)
+	for i := range 13 { // 12 digits and a dash
+		if c := id[i]; c >= 'a' {
+			ms = ms<<4 | int64(c-'a'+10)
+		} else if c != '-' {
+			ms = ms<<4 | int64(c-'0')
+		}
 	}
 	return time.UnixMilli(ms).UTC(), nil
 }

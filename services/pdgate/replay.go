@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -222,11 +223,13 @@ func (a *app) replayFile(cmd *cobra.Command, f *replayFlags, r *replay.Replay, j
 		return a.replayBundle(cmd, f, r, name)
 	}
 	if err := x.Add(r, j); err != nil {
-		var m *replay.Malformed
-		if errors.As(err, &m) {
-			return &unreadableError{fmt.Errorf("%s: %w", name, err)}
+		if cmd.Context().Err() != nil {
+			return err
 		}
-		return err
+		if !strings.HasPrefix(err.Error(), name+": ") {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+		return &unreadableError{err}
 	}
 	if x.Input.Format.Own() || x.Input.Events > 0 {
 		x.Close()

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +91,19 @@ func TestReplayCommand(t *testing.T) {
 		}
 	}
 	dir := "../../testdata/forensics/"
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	whole, err := os.ReadFile(dir + "clean/whole.trace")
+	if err == nil {
+		_, err = z.Write(whole)
+	}
+	if err = errors.Join(err, z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	cut := filepath.Join(t.TempDir(), "cut.gz")
+	if err := os.WriteFile(cut, packed.Bytes()[:packed.Len()-20], 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args []string
 		code int
@@ -98,11 +113,13 @@ func TestReplayCommand(t *testing.T) {
 		{[]string{dir + "nothing"}, 2},
 		{[]string{"replay.go"}, 2},
 		{[]string{}, 2},
+		{[]string{cut}, 2},
 		{[]string{dir + "clean/whole.trace", "--format", "xml"}, 2},
 		{[]string{dir + "clean/whole.trace", "--accept", "all"}, 2},
 		{[]string{dir + "violations/leg-missing.txt", "--accept", "lifecycle-only"}, 3},
 		{[]string{dir + "violations/tenant-chain-hash.trace"}, 4},
 		{[]string{dir + "violations/kv-differs.trace", dir + "violations/log-gap.trace"}, 4},
+		{[]string{dir + "clean/whole.trace", dir + "clean/whole.trace"}, 3},
 		{[]string{dir + "vllm-lease.log", "--accept", "lifecycle-only"}, 1},
 		{[]string{dir + "sglang-prefill.log", dir + "sglang-decode.log"}, 3},
 	} {

@@ -24,6 +24,14 @@ func (r *Replay) limits() {
 			res.Limits = append(res.Limits, "the input leaves out other requests: who wrote a page before may not be in it")
 		}
 	}
+	for i, in := range res.Inputs {
+		for _, was := range res.Inputs[:i] {
+			if in.SHA256+in.Digest != "" && in.SHA256 == was.SHA256 && in.Digest == was.Digest {
+				res.Limits = append(res.Limits, fmt.Sprintf("%s is the same as %s: what is in it was counted twice", in.Name, was.Name))
+				r.worst = max(r.worst, Incomplete)
+			}
+		}
+	}
 	if unanchored > 0 {
 		res.Integrity = append(res.Integrity, "nothing stands behind the last lines of the input: an event that was taken from its end, or altered there, would not show (a trace, a bundle or the stream has an end that vouches for it)")
 		if !r.o.AcceptUnanchored {
