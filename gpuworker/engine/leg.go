@@ -228,6 +228,37 @@ func (o *output) end(ctx context.Context) error {
 	return nil
 }
 
+// server is what the external engines have in common: one node, and its life.
+type server struct {
+	cfg  Remote
+	node *remote.Node
+	life *life
+}
+
+// unreachable is an error of the transport.
+func (s *server) unreachable(ctx context.Context, leg string, err error, code events.Code) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", leg, ctx.Err())
+	}
+	s.life.suspect()
+	s.cfg.Logger.Warn("engine does not answer", "url", s.node.URL(), "leg", leg, "error", err)
+	return fmt.Errorf("%s: %w", leg, events.NewError(code, "the "+leg+" engine did not answer, or not to the end"))
+}
+
+// broken is the end of a decode answer that is not a good one.
+func (s *server) broken(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("decode: %w", ctx.Err())
+	}
+	if _, ours := errors.AsType[*events.Error](err); !ours {
+		s.life.suspect()
+	}
+	if errors.Is(err, remote.ErrCut) || errors.Is(err, errAnswer) {
+		return fmt.Errorf("decode: %w: %w", events.NewError(events.CodeDecodeFailed, "the engine's answer ended early, or is not one"), err)
+	}
+	return fmt.Errorf("decode: %w", err)
+}
+
 // refused reads an answer whose status is not 200.
 func refused(resp *http.Response, prompt []byte, fallback events.Code) *events.Error {
 	return remote.Failure(resp.StatusCode, remote.ReadFailed(resp.Body), prompt, fallback)

@@ -27,10 +27,8 @@ import (
 // The room is the engines' only key. A node that serves the prompt of another
 // request under it cannot be told from outside, except by what it counts.
 type sglang struct {
+	server
 	info Info
-	cfg  Remote
-	node *remote.Node
-	life *life
 
 	stop chan struct{}  // closed when the worker has ended
 	legs sync.WaitGroup // prefill legs, and what waits for their end
@@ -48,7 +46,7 @@ func newSGLang(cfg Config) (*sglang, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &sglang{info: r.Facts.info("sglang", cfg), cfg: r, node: n, life: newLife(n, r.Logger), stop: make(chan struct{})}
+	e := &sglang{server: server{cfg: r, node: n, life: newLife(n, r.Logger)}, info: r.Facts.info("sglang", cfg), stop: make(chan struct{})}
 	if r.Role == events.RoleDecode {
 		r.Pairing.join(r.Name, &place{name: r.Name, engine: e, capacity: r.Facts.PoolTokens})
 	}
@@ -287,15 +285,6 @@ func (e *sglang) unwatched(ctx context.Context, p remote.Post) {
 	}
 }
 
-func (e *sglang) unreachable(ctx context.Context, leg string, err error, code events.Code) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", leg, ctx.Err())
-	}
-	e.life.suspect()
-	e.cfg.Logger.Warn("engine does not answer", "url", e.node.URL(), "leg", leg, "error", err)
-	return fmt.Errorf("%s: %w", leg, events.NewError(code, "the "+leg+" engine did not answer, or not to the end"))
-}
-
 // Decode implements [Engine]: it claims the answer that the reference stands
 // for, once.
 func (e *sglang) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded, error) {
@@ -320,22 +309,9 @@ func (e *sglang) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded,
 	}
 	done, err := h.follow(ctx, out)
 	if err != nil {
-		if ctx.Err() != nil {
-			return done, fmt.Errorf("decode: %w", ctx.Err())
-		}
-		return done, e.broken(err)
+		return done, e.broken(ctx, err)
 	}
 	return done, nil
-}
-
-func (e *sglang) broken(err error) error {
-	if _, ours := errors.AsType[*events.Error](err); !ours {
-		e.life.suspect()
-	}
-	if errors.Is(err, remote.ErrCut) || errors.Is(err, errAnswer) {
-		return fmt.Errorf("decode: %w: %w", events.NewError(events.CodeDecodeFailed, "the engine's answer ended early, or is not one"), err)
-	}
-	return fmt.Errorf("decode: %w", err)
 }
 
 // expire is how long a held answer outlives its lease.

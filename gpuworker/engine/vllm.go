@@ -25,10 +25,8 @@ import (
 // takes as long as the lease has none left, and fails: the lease of such a
 // deployment is to be longer.
 type vllm struct {
+	server
 	info Info
-	cfg  Remote
-	node *remote.Node
-	life *life
 	fail *meter // of transfers that failed at this node
 
 	given seen        // references that this node's prefill gave
@@ -45,7 +43,7 @@ func newVLLM(cfg Config) (*vllm, error) {
 	info := r.Facts.info("vllm", cfg)
 	info.ReadsAgain = true
 	return &vllm{
-		info: info, cfg: r, node: n, life: newLife(n, r.Logger),
+		server: server{cfg: r, node: n, life: newLife(n, r.Logger)}, info: info,
 		fail: newMeter(n, "vllm:nixl_num_failed_transfers_total"),
 	}, nil
 }
@@ -142,16 +140,6 @@ func (e *vllm) own(ref vllmReference, raw []byte, requestID string) error {
 // askReference has a prefill node keep its blocks for somebody else.
 const askReference = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
-// unreachable is an error of the transport.
-func (e *vllm) unreachable(ctx context.Context, leg string, err error, code events.Code) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", leg, ctx.Err())
-	}
-	e.life.suspect()
-	e.cfg.Logger.Warn("engine does not answer", "url", e.node.URL(), "leg", leg, "error", err)
-	return fmt.Errorf("%s: %w", leg, events.NewError(code, "the "+leg+" engine did not answer, or not to the end"))
-}
-
 // Decode implements [Engine].
 func (e *vllm) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded, error) {
 	if err := validRoute(job.Sampling.Route); err != nil {
@@ -193,20 +181,6 @@ func (e *vllm) Decode(ctx context.Context, job DecodeJob, emit Emit) (Decoded, e
 		return done, e.broken(ctx, err)
 	}
 	return done, nil
-}
-
-// broken is the end of an answer that is not a good one.
-func (e *vllm) broken(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("decode: %w", ctx.Err())
-	}
-	if _, ours := errors.AsType[*events.Error](err); !ours {
-		e.life.suspect()
-	}
-	if errors.Is(err, remote.ErrCut) || errors.Is(err, errAnswer) {
-		return fmt.Errorf("decode: %w: %w", events.NewError(events.CodeDecodeFailed, "the engine's answer ended early, or is not one"), err)
-	}
-	return fmt.Errorf("decode: %w", err)
 }
 
 // unharmed says whether no transfer failed at the node since before. One that

@@ -31,7 +31,7 @@ and the .env file that docker-compose.yml reads. What is there already stays as 
 is. Part names are the host names under which the others reach them.
 
   pdgate init deploy                    three NATS servers and two of each part
-  pdgate init deploy --nats nats1       one NATS server
+  pdgate init deploy --nats-servers nats1       one NATS server
 
 One machine needs no init: 'pdgate up' makes what it needs.`,
 		Args: cobra.ExactArgs(1),
@@ -44,7 +44,7 @@ One machine needs no init: 'pdgate up' makes what it needs.`,
 		},
 	}
 	f := c.Flags()
-	f.StringSliceVar(&p.Servers, "nats", []string{"nats1", "nats2", "nats3"}, "names of the NATS servers: one, or three and more")
+	f.StringSliceVar(&p.Servers, "nats-servers", []string{"nats1", "nats2", "nats3"}, "names of the NATS servers: one, or three and more")
 	f.StringSliceVar(&p.Lifecycles, "lifecycle", []string{"lc1", "lc2"}, "names of the lifecycle replicas")
 	f.StringSliceVar(&p.Gateways, "gateways", []string{"gw1", "gw2"}, "names of the gateways")
 	f.StringSliceVar(&p.Prefill, "prefill", []string{"p1", "p2"}, "names of the prefill workers")

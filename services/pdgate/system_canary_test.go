@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -161,8 +162,9 @@ func TestCanaryFindsTheIncident(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sentinel := regexp.MustCompile("zq[a-z]{20}") // "zq" alone may stand in a receipt
 	for where, text := range map[string]string{"the report": string(b) + show(t, r), "a log": logs.String()} {
-		if strings.Contains(text, "code word") || strings.Contains(text, "zq") {
+		if strings.Contains(text, "code word") || sentinel.MatchString(text) {
 			t.Errorf("%s holds text", where)
 		}
 	}
