@@ -112,6 +112,7 @@ type Checker struct {
 	free      []*checked          // to be used again
 	scratch   []byte
 	hash      []byte                       // of the event at hand, as text
+	sum       [sha256.Size]byte            // the same, as bytes
 	newest    events.Position              // the latest one that an event names, of an unplaced log
 	floors    map[string]events.Position   // of operations, see place
 	chains    map[string]map[string]uint64 // of an unlinked log: tenant, hash of a chain's end, its tenantseq
@@ -249,10 +250,10 @@ func (c *Checker) digest(e *events.Event, line []byte) {
 	if e.Tenant == "" && c.cfg.Sum == nil && !c.clients.listen() {
 		return
 	}
-	sum := sha256.Sum256(line)
-	c.hash = base64.RawURLEncoding.AppendEncode(c.hash, sum[:])
+	c.sum = sha256.Sum256(line)
+	c.hash = base64.RawURLEncoding.AppendEncode(c.hash, c.sum[:])
 	if c.cfg.Sum != nil {
-		_, _ = c.cfg.Sum.Write(sum[:]) // a hash never fails
+		_, _ = c.cfg.Sum.Write(c.sum[:]) // a hash never fails
 	}
 }
 

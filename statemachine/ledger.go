@@ -64,7 +64,8 @@ func (p *pool) insert(s span) (wrong breach) {
 		}
 	}
 	j := i
-	var rest []span // what s leaves over of the spans it cuts
+	var few [4]span // what s leaves over of the spans it cuts, most often
+	rest := few[:0]
 	for ; j < len(p.spans) && p.spans[j].start < s.end; j++ {
 		o := p.spans[j]
 		switch {

@@ -162,7 +162,7 @@ func TestCanaryFindsTheIncident(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sentinel := regexp.MustCompile("zq[a-z]{20}") // "zq" alone may stand in a receipt
+	sentinel := regexp.MustCompile("zq[a-z2-7]{20}") // "zq" alone may stand in a receipt
 	for where, text := range map[string]string{"the report": string(b) + show(t, r), "a log": logs.String()} {
 		if strings.Contains(text, "code word") || sentinel.MatchString(text) {
 			t.Errorf("%s holds text", where)

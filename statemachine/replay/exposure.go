@@ -164,12 +164,13 @@ type pageLog struct {
 	sizes    map[poolKey]int // tokens a page, as registered
 	lives    map[string]*life
 	free     []*life
+	names    map[string]string
 	shadow   bool // the pages are an external engine's account
 	external bool // the lives are what engines tell: there are no pages
 }
 
 func newPageLog(x *radius) *pageLog {
-	return &pageLog{radius: x, pools: holders{}, sizes: map[poolKey]int{}, lives: map[string]*life{}}
+	return &pageLog{radius: x, pools: holders{}, sizes: map[poolKey]int{}, lives: map[string]*life{}, names: map[string]string{}}
 }
 
 func (p *pageLog) life(e *events.Event) *life {
@@ -189,7 +190,20 @@ func (p *pageLog) life(e *events.Event) *life {
 }
 
 // name is a kept copy of a tenant's name.
-func (p *pageLog) name(s string) string { return strings.Clone(s) }
+func (p *pageLog) name(s string) string {
+	if kept, ok := p.names[s]; ok {
+		return kept
+	}
+	if len(p.names) >= maxNames {
+		clear(p.names)
+	}
+	s = strings.Clone(s)
+	p.names[s] = s
+	return s
+}
+
+// maxNames bounds the names that are remembered.
+const maxNames = 4096
 
 // ended lets go of a life that nothing more can happen to.
 func (p *pageLog) ended(l *life, state events.State) {
