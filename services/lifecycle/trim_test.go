@@ -94,7 +94,8 @@ func TestTrimmedStart(t *testing.T) {
 	x.keep()
 	until(t, "the log is trimmed up to the oldest open request", func() bool { return x.first() == open })
 	want := x.memory()
-	if len(want.Open) == 0 || len(want.Ops.Workers) != 2 || want.Ops.Trimmed == nil || want.Ops.Trimmed.BelowSeq != open || want.Ops.Trimmed.Bound != boundOpen {
+	if len(want.Open) == 0 || len(want.Ops.Workers) != 2 || want.Ops.Trimmed == nil || want.Ops.Trimmed.BelowSeq != open ||
+		want.Ops.Trimmed.Bound != boundOpen && want.Ops.Trimmed.Bound != boundPartition { // its envelope may be its partition's last
 		t.Fatalf("%d open, %+v", len(want.Open), want.Ops.Trimmed)
 	}
 	x.kill()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/internal/sglangfake"
 )
 
 // TestRedWorkerTakesNoWork: the incident's configuration, a prefill pool below
@@ -38,6 +39,32 @@ func TestRedWorkerTakesNoWork(t *testing.T) {
 	}
 	if err := run(true, 1); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRedEngineTakesNoWork: a node whose version has the placeholder failure takes no
+// work, unless it is told to.
+func TestRedEngineTakesNoWork(t *testing.T) {
+	nodes := map[sglangfake.Role]string{}
+	for _, role := range []sglangfake.Role{sglangfake.Prefill, sglangfake.Decode} {
+		n, err := sglangfake.New(sglangfake.Config{Role: role, Version: "0.5.18"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		nodes[role] = n.URL()
+	}
+	for _, allow := range []bool{false, true} {
+		s := newEngines("sglang", []string{nodes[sglangfake.Prefill]}, []string{nodes[sglangfake.Decode]})
+		s.dir, s.allowRed = t.TempDir(), allow
+		ready := errors.New("it became ready")
+		err := s.stack.run(t.Context(), func(context.Context, endpoints) error { return ready })
+		switch {
+		case allow && !errors.Is(err, ready):
+			t.Errorf("allowed: %v", err)
+		case !allow && (err == nil || !strings.Contains(err.Error(), "preflight: RED") || !strings.Contains(err.Error(), "sglang 0.5.18")):
+			t.Errorf("not allowed: %v", err)
+		}
 	}
 }
 

@@ -19,8 +19,9 @@ type rosterView interface {
 	Workers(context.Context) (*events.WorkersView, error)
 }
 
-// preflight compares this worker with those of the other role. A RED finding ends
-// its life before it takes work. Of two workers that do not fit each other and
+// preflight compares this worker with those of the other role, and judges the node
+// of an external engine that it fronts. A RED finding ends its life before it takes
+// work. Of two workers that do not fit each other and
 // start at once, the one that was recorded later sees the other.
 func (p workerPart) preflight(ctx context.Context, roster rosterView, epoch uint64, log *slog.Logger) error {
 	all, err := registered(ctx, roster, p.name, epoch)
@@ -28,6 +29,17 @@ func (p workerPart) preflight(ctx context.Context, roster rosterView, epoch uint
 		return fmt.Errorf("preflight: %w", err)
 	}
 	r := preflight.Worker(p.name, all)
+	if p.node != nil {
+		n, err := preflight.Node(ctx, p.node.url)
+		switch {
+		case err != nil:
+			return fmt.Errorf("preflight: %w", err)
+		case n.Nodes[0].Problem != "": // what the worker needs, it has read with the engine's key
+			log.Warn("preflight cannot look at the engine", "worker_id", p.name, "about", n.Nodes[0].Node, "problem", n.Nodes[0].Problem)
+		default:
+			r.Findings = append(r.Findings, n.Findings...)
+		}
+	}
 	for _, f := range append(r.Of(preflight.Unknown), r.Of(preflight.Amber)...) {
 		log.Warn("preflight", "worker_id", p.name, "level", string(f.Level), "about", f.Node, "finding", f.Text, "fix", f.Fix)
 	}
