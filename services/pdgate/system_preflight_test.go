@@ -10,6 +10,8 @@ import (
 
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
+	"github.com/pdgate/pdgate/internal/sglangfake"
+	"github.com/pdgate/pdgate/internal/vllmfake"
 )
 
 // TestRedWorkerTakesNoWork: the incident's configuration, a prefill pool below
@@ -38,6 +40,53 @@ func TestRedWorkerTakesNoWork(t *testing.T) {
 	}
 	if err := run(true, 1); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPreflightOfExternalWorkers: nodes of one make come up as they are, several
+// of each role too, and a prefill node with a smaller pool than decode's does not.
+func TestPreflightOfExternalWorkers(t *testing.T) {
+	start := func(kind string, prefill, decode []string) error {
+		s := newEngines(kind, prefill, decode)
+		s.allowRed, s.dir = false, t.TempDir()
+		up := errors.New("it became ready")
+		err := s.stack.run(t.Context(), func(context.Context, endpoints) error { return up })
+		if errors.Is(err, up) {
+			return nil
+		}
+		return err
+	}
+	v := func(role vllmfake.Role, blocks int) string {
+		n, err := vllmfake.New(vllmfake.Config{Role: role, Blocks: blocks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n.URL()
+	}
+	g := func(role sglangfake.Role, pool int) string {
+		n, err := sglangfake.New(sglangfake.Config{Role: role, PoolTokens: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n.URL()
+	}
+	for kind, err := range map[string]error{
+		"vllm":   start("vllm", []string{v(vllmfake.Prefill, 0), v(vllmfake.Prefill, 0)}, []string{v(vllmfake.Decode, 0), v(vllmfake.Decode, 0)}),
+		"sglang": start("sglang", []string{g(sglangfake.Prefill, 0), g(sglangfake.Prefill, 0)}, []string{g(sglangfake.Decode, 0), g(sglangfake.Decode, 0)}),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	for kind, err := range map[string]error{
+		"vllm":   start("vllm", []string{v(vllmfake.Prefill, 128)}, []string{v(vllmfake.Decode, 0)}),
+		"sglang": start("sglang", []string{g(sglangfake.Prefill, 2048)}, []string{g(sglangfake.Decode, 0)}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "preflight: RED p1 > d1: prompts of 2,04") {
+			t.Errorf("%s with a small prefill pool: %v", kind, err)
+		}
 	}
 }
 
