@@ -64,8 +64,8 @@ func TestPreflightOfExternalWorkers(t *testing.T) {
 		t.Cleanup(n.Close)
 		return n.URL()
 	}
-	g := func(role sglangfake.Role, pool int) string {
-		n, err := sglangfake.New(sglangfake.Config{Role: role, PoolTokens: pool})
+	g := func(role sglangfake.Role, pool int, page ...int) string {
+		n, err := sglangfake.New(sglangfake.Config{Role: role, PoolTokens: pool, PageSize: append(page, 0)[0]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,6 +87,9 @@ func TestPreflightOfExternalWorkers(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "preflight: RED p1 > d1: prompts of 2,04") {
 			t.Errorf("%s with a small prefill pool: %v", kind, err)
 		}
+	}
+	if err := start("sglang", []string{g(sglangfake.Prefill, 0, 1)}, []string{g(sglangfake.Decode, 0, 16)}); err == nil || !strings.Contains(err.Error(), "RED p1 > d1: KV type: prefill external:sglang:1:auto, decode external:sglang:16:auto") {
+		t.Errorf("pages of 1 and of 16: %v", err)
 	}
 }
 
