@@ -132,7 +132,8 @@ func (f *Facts) info(name string, cfg Config) Info {
 	if page < accountPage {
 		page *= (accountPage + page - 1) / page
 	}
-	layout := fmt.Sprintf("%s%s:%d:%s", events.ExternalLayout, name, page, cmp.Or(f.Dtype, "auto"))
+	// The layout has the node's own page: what differs there does not fit together.
+	layout := fmt.Sprintf("%s%s:%d:%s", events.ExternalLayout, name, f.PageTokens, cmp.Or(f.Dtype, "auto"))
 	return Info{
 		Name: name, Version: cmp.Or(f.Version, "unknown"), Model: cfg.Model, External: true, Layout: layout,
 		ContextTokens: f.ContextTokens, MaxInputTokens: min(f.MaxInputTokens, f.ContextTokens), PageTokens: page,

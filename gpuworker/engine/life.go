@@ -28,6 +28,7 @@ type life struct {
 	mu      sync.Mutex
 	start   float64         // process_start_time_seconds; 0: not known
 	expired float64         // requests whose KV expired there
+	failed  float64         // sglang: requests whose transfer failed there
 	ids     map[string]bool // engine ids that its references named
 }
 
@@ -86,6 +87,7 @@ func (l *life) look(ctx context.Context) error {
 	}
 	start := startOf(page)
 	expired, _ := remote.Total(remote.Metrics(page, expiredName)[expiredName])
+	failed, _ := remote.Total(remote.Metrics(page, failedName)[failedName])
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if expired > l.expired {
@@ -94,6 +96,12 @@ func (l *life) look(ctx context.Context) error {
 		l.log.Warn("engine freed KV that nobody fetched in time", "url", l.node.URL(), "requests", expired-l.expired)
 	}
 	l.expired = expired
+	if failed > l.failed {
+		// Aborts count there too, so that it decides nothing: prefill's own answer,
+		// which waits for the transfer, does.
+		l.log.Warn("transfers failed at the engine", "url", l.node.URL(), "requests", failed-l.failed)
+	}
+	l.failed = failed
 	switch {
 	case start == 0:
 	case l.start == 0:
@@ -121,7 +129,10 @@ func startOf(page []byte) float64 {
 	return s[0].Value
 }
 
-const expiredName = "vllm:nixl_num_kv_expired_reqs_total"
+const (
+	expiredName = "vllm:nixl_num_kv_expired_reqs_total"
+	failedName  = "sglang:num_transfer_failed_reqs_total"
+)
 
 // seen takes note of the engine id in a reference. Several may live in one
 // server, one for each data-parallel rank; another one than before is a restart

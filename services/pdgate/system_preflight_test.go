@@ -11,6 +11,7 @@ import (
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/internal/sglangfake"
+	"github.com/pdgate/pdgate/internal/vllmfake"
 )
 
 // TestRedWorkerTakesNoWork: the incident's configuration, a prefill pool below
@@ -65,6 +66,56 @@ func TestRedEngineTakesNoWork(t *testing.T) {
 		case !allow && (err == nil || !strings.Contains(err.Error(), "preflight: RED") || !strings.Contains(err.Error(), "sglang 0.5.18")):
 			t.Errorf("not allowed: %v", err)
 		}
+	}
+}
+
+// TestPreflightOfExternalWorkers: nodes of one make come up as they are, several
+// of each role too, and a prefill node with a smaller pool than decode's does not.
+func TestPreflightOfExternalWorkers(t *testing.T) {
+	start := func(kind string, prefill, decode []string) error {
+		s := newEngines(kind, prefill, decode)
+		s.allowRed, s.dir = false, t.TempDir()
+		up := errors.New("it became ready")
+		err := s.stack.run(t.Context(), func(context.Context, endpoints) error { return up })
+		if errors.Is(err, up) {
+			return nil
+		}
+		return err
+	}
+	v := func(role vllmfake.Role, blocks int) string {
+		n, err := vllmfake.New(vllmfake.Config{Role: role, Blocks: blocks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n.URL()
+	}
+	g := func(role sglangfake.Role, pool int, page ...int) string {
+		n, err := sglangfake.New(sglangfake.Config{Role: role, PoolTokens: pool, PageSize: append(page, 0)[0]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		return n.URL()
+	}
+	for kind, err := range map[string]error{
+		"vllm":   start("vllm", []string{v(vllmfake.Prefill, 0), v(vllmfake.Prefill, 0)}, []string{v(vllmfake.Decode, 0), v(vllmfake.Decode, 0)}),
+		"sglang": start("sglang", []string{g(sglangfake.Prefill, 0), g(sglangfake.Prefill, 0)}, []string{g(sglangfake.Decode, 0), g(sglangfake.Decode, 0)}),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	for kind, err := range map[string]error{
+		"vllm":   start("vllm", []string{v(vllmfake.Prefill, 128)}, []string{v(vllmfake.Decode, 0)}),
+		"sglang": start("sglang", []string{g(sglangfake.Prefill, 2048)}, []string{g(sglangfake.Decode, 0)}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "preflight: RED p1 > d1: prompts of 2,04") {
+			t.Errorf("%s with a small prefill pool: %v", kind, err)
+		}
+	}
+	if err := start("sglang", []string{g(sglangfake.Prefill, 0, 1)}, []string{g(sglangfake.Decode, 0, 16)}); err == nil || !strings.Contains(err.Error(), "RED p1 > d1: KV type: prefill external:sglang:1:auto, decode external:sglang:16:auto") {
+		t.Errorf("pages of 1 and of 16: %v", err)
 	}
 }
 
