@@ -7,7 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
-	"strconv"
+	"fmt"
 )
 
 // Headers of stored messages and notifications.
@@ -65,7 +65,7 @@ func Split(lines []byte, f func(line int, event []byte) error) error {
 	for i := 0; len(lines) > 0; i++ {
 		n := bytes.IndexByte(lines, '\n')
 		if err := f(i, lines[:n]); err != nil {
-			return errors.Join(errors.New("line "+strconv.Itoa(i)), err)
+			return fmt.Errorf("line %d: %w", i, err)
 		}
 		lines = lines[n+1:]
 	}

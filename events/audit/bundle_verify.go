@@ -155,7 +155,7 @@ func (b *bundle) checkpoints() bool {
 	if b.policy == nil {
 		b.policy = own
 		if !b.o.OwnKey {
-			b.Add(Incomplete, FileKey, "the bundle vouches for itself: name the log's key with --policy or --vkey, or say --own-key")
+			b.Add(Incomplete, FileKey, "the bundle vouches for itself: name the log's key with a trust policy or --vkey, or say --own-key")
 		}
 	}
 	b.start, b.end = b.checkpoint(FileCheckpointStart, b.m.Start), b.checkpoint(FileCheckpointEnd, b.m.End)

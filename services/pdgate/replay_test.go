@@ -225,6 +225,17 @@ func TestReplayAt(t *testing.T) {
 	if s := readResult(t, out).At; s == nil || len(s.Requests) != 1 || s.Requests[0].State != events.Admitted {
 		t.Errorf("at a time: %+v", s)
 	}
+	// A point that the input cannot name is no state that may be believed.
+	lines := filepath.Join(t.TempDir(), "lines.jsonl")
+	if code, _, errs := pdgate(t, "replay", trace, "--export", "events", "--out", lines); errs != "" && code != 1 && code != 4 {
+		t.Fatal(code, errs)
+	}
+	for at, path := range map[string]string{"4": lines, "9999": "../../testdata/forensics/clean/whole.trace", "2030-01-01T00:00:00Z": "../../testdata/forensics/clean/whole.trace"} {
+		code, out, _ := pdgate(t, "replay", path, "--at", at, "--accept", "unanchored")
+		if code != 3 || !strings.Contains(out, "the state is that at the end of the input") {
+			t.Errorf("%s at %s: exit %d\n%s", path, at, code, out)
+		}
+	}
 }
 
 // TestReport writes a report, computes it again, and finds numbers that were

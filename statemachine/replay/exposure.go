@@ -36,10 +36,11 @@ func (x *radius) suspect(id string, k statemachine.Kind) {
 	}
 }
 
-// Bounds of lists in a result. Counts and tenants are complete.
+// Bounds of lists in a result. Counts and tenants are complete. A response to a long
+// prompt may have a hundred edges.
 const (
 	maxResponses = 10_000
-	maxEdges     = 10_000
+	maxEdges     = 100_000
 )
 
 // gave notes a response, affected or not.

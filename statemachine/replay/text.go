@@ -65,6 +65,13 @@ func (p *printer) more(n int64) {
 	}
 }
 
+// unlisted counts what is beyond the bounds of a result, in JSON as well.
+func (p *printer) unlisted(n int64) {
+	if n > 0 {
+		p.line("  … and %d more that are only counted", n)
+	}
+}
+
 func (p *printer) inputs(res *Result) {
 	p.line("inputs")
 	var rows [][]string
@@ -222,7 +229,8 @@ func (p *printer) exposure(res *Result) {
 		rows = append(rows, []string{r.Request, dash(r.Tenant), r.Ring, dash(r.Worker), Stamp(r.Time), dash(r.Position), fmt.Sprint(r.PromptTokens), fmt.Sprint(r.OutputTokens), fmt.Sprint(r.Pages), fmt.Sprint(r.Owners), strings.Join(r.Why, " ")})
 	}
 	p.table(rows)
-	p.more(int64(max(len(x.Responses)-p.limit, 0)) + x.ResponsesMore)
+	p.more(int64(max(len(x.Responses)-p.limit, 0)))
+	p.unlisted(x.ResponsesMore)
 	if len(x.Edges) == 0 {
 		return
 	}
@@ -235,7 +243,8 @@ func (p *printer) exposure(res *Result) {
 		rows = append(rows, []string{e.OwnerTenant, e.Owner, "→ " + e.ReaderTenant, e.Reader, e.Worker, fmt.Sprintf("%d pages from %d", e.Pages, e.FirstPage), fmt.Sprintf("generation %d, not %d", e.GenRead, e.GenExpected), e.Position})
 	}
 	p.table(rows)
-	p.more(int64(max(len(x.Edges)-p.limit, 0)) + x.EdgesMore)
+	p.more(int64(max(len(x.Edges)-p.limit, 0)))
+	p.unlisted(x.EdgesMore)
 }
 
 func (p *printer) whatIf(w *WhatIf) {
@@ -261,7 +270,8 @@ func (p *printer) whatIf(w *WhatIf) {
 		rows = append(rows, []string{c.Request, dash(c.Tenant), dash(c.Position), fmt.Sprintf("%d tokens", c.PromptTokens), c.Recorded + " → " + c.WhatIf, c.Message})
 	}
 	p.table(rows)
-	p.more(int64(max(len(w.Changes)-p.limit, 0)) + w.More)
+	p.more(int64(max(len(w.Changes)-p.limit, 0)))
+	p.unlisted(w.More)
 }
 
 func (p *printer) state(s *State) {

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -53,6 +54,14 @@ func (r *Replay) limits() {
 	}
 	if res.Exposure.EdgesMore > 0 {
 		res.Limits = append(res.Limits, fmt.Sprintf("%d exposure edges beyond the first %d are counted and not listed", res.Exposure.EdgesMore, maxEdges))
+	}
+	if at := r.o.At; at != nil && !r.stop && (at.Seq > 0 && at.Seq != res.Range.LastSeq || at.Time.After(res.Range.Last)) {
+		why := "the input ends before the point that was asked for"
+		if at.Seq > 0 && slices.ContainsFunc(r.logs, func(l *logRun) bool { return l.p.Unplaced }) {
+			why = "the input names no stream sequences, so --at takes a time"
+		}
+		res.Limits = append(res.Limits, why+": the state is that at the end of the input")
+		r.worst = max(r.worst, Incomplete)
 	}
 	if r.stop {
 		res.Limits = append(res.Limits, "the replay stopped at the point that was asked for: what came after was not read")

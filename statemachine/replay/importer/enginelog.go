@@ -67,6 +67,7 @@ func (l *engineLog) next() ([]*record, error) {
 var (
 	vllmExpired = regexp.MustCompile(`Releasing expired KV blocks for request (\S+) which were retrieved by (\d+) `)
 	vllmLate    = regexp.MustCompile(`Potentially invalid KV blocks for unrecognized request (\S+) were retrieved by a decode worker`)
+	vllmLease   = regexp.MustCompile(`(?i)(expired|invalid) KV blocks for `)
 	bracketTime = regexp.MustCompile(`\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)`)
 	vllmTime    = regexp.MustCompile(`\b(\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?)\b`)
 )
@@ -112,6 +113,9 @@ func (l *engineLog) parseVLLM(line string) (*record, string) {
 		r.request, r.expired = m[1], at
 	default:
 		if m = vllmLate.FindStringSubmatch(line); m == nil {
+			if vllmLease.MatchString(line) {
+				return nil, "vLLM's line of an expired or an invalid KV block, with its request"
+			}
 			return nil, ""
 		}
 		r.request, r.late = m[1], at

@@ -312,6 +312,8 @@ func TestBrokenFiles(t *testing.T) {
 		"bad log":       {[]byte("[2026-06-01 08:00:00] {\"event\": \"request.finished\", \n"), 1},
 		"bad metrics":   {[]byte(`{"id": "a", "request_parameters": "no"}` + "\n"), 1},
 		"no time":       {[]byte("WARNING Releasing expired KV blocks for request a which were retrieved by 0 remote\n"), 1},
+		"cut lease":     {[]byte("INFO\nERROR 08-21 12:31:00 Potentially invalid KV blocks for unrecogn\n"), 2},
+		"bad lease":     {[]byte("WARNING 08-21 12:31:00 Releasing expired KV blocks for request a, held by 0 peers\n"), 1},
 		"bad otlp":      {[]byte(`{"resourceSpans": 7}` + "\n"), 1},
 	} {
 		t.Run(name, func(t *testing.T) {

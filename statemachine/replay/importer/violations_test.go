@@ -105,6 +105,9 @@ func TestCorpus(t *testing.T) {
 			want["violations/"+c.Kind+".trace"] = file(t, c.Envelopes())
 		}
 	}
+	for name, c := range brokenFiles(t) {
+		want["broken/"+name] = c.text
+	}
 	lease, _ := corpus.LeaseLog()
 	want["vllm-lease.log"] = lease
 	want["sglang-prefill.log"], want["sglang-decode.log"], _ = corpus.TimeStats(1, 200, 12)
@@ -126,6 +129,57 @@ func TestCorpus(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(corpusDir, "violations", "*"))
 	if err != nil || len(files) != len(corpus.Violations()) {
 		t.Errorf("%d files of violations, want %d", len(files), len(corpus.Violations()))
+	}
+}
+
+// brokenFiles are what a clean log's lines look like after an accident, and the exit
+// code of each; the last line's end is vouched for by the caller.
+func brokenFiles(t testing.TB) map[string]struct {
+	text []byte
+	exit replay.Severity
+} {
+	t.Helper()
+	var lines []byte
+	for _, env := range corpus.Whole() {
+		lines = append(lines, env.Lines...)
+	}
+	all := bytes.SplitAfter(bytes.TrimSuffix(lines, []byte("\n")), []byte("\n"))
+	all[len(all)-1] = append(bytes.Clone(all[len(all)-1]), '\n')
+	reordered := slices.Clone(all)
+	slices.Reverse(reordered)
+	typed := bytes.Replace(lines, []byte(`"type":"request.admitted.v1"`), []byte(`"type":7`), 1)
+	return map[string]struct {
+		text []byte
+		exit replay.Severity
+	}{
+		"truncated.jsonl":      {lines[:len(lines)-20], replay.Incomplete},
+		"reordered.jsonl":      {bytes.Join(reordered, nil), replay.Broken},
+		"duplicated.jsonl":     {append(bytes.Clone(lines), lines...), replay.Broken},
+		"wrong-type.jsonl":     {typed, replay.Broken},
+		"mixed-versions.jsonl": {bytes.Replace(lines, []byte("request.admitted.v1"), []byte("request.admitted.v9"), 1), replay.Broken},
+		"crlf.jsonl":           {bytes.ReplaceAll(lines, []byte("\n"), []byte("\r\n")), replay.Clean},
+		"bom.jsonl":            {append([]byte("\xef\xbb\xbf"), lines...), replay.Clean},
+		"empty.jsonl":          {nil, replay.Unreadable},
+		"binary.jsonl":         {[]byte("\x7fELF\x02\x01\x01\x00\x00\x01\xff"), replay.Unreadable},
+	}
+}
+
+// TestBrokenCorpus: each broken file under testdata ends with the exit code of its
+// accident.
+func TestBrokenCorpus(t *testing.T) {
+	for name, c := range brokenFiles(t) {
+		text, err := os.ReadFile(filepath.Join(corpusDir, "broken", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		exit := replay.Unreadable
+		r, err := read(t, replay.Options{AcceptUnanchored: true}, text)
+		if err == nil {
+			exit = r.Verdict.Exit
+		}
+		if exit != c.exit {
+			t.Errorf("%s: exit %d (%v), want %d", name, exit, err, c.exit)
+		}
 	}
 }
 
