@@ -254,7 +254,7 @@ func (a *app) greet(e endpoints, s *stack, took time.Duration) error {
 
   gateway  %s  (OpenAI API; model %q)
   nats     %s  (keys in %s)
-  audit    %s  (signed log; token in keys/audit-token)
+  audit    %s  (signed log; token in %s)
   workers  %s
   data     %s
 
@@ -267,7 +267,7 @@ func (a *app) greet(e endpoints, s *stack, took time.Duration) error {
 
 Then: pdgate request list%s
 
-`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), e.audit, workers,
+`, took.Milliseconds(), e.http, s.engine.Model, e.nats, e.ring.Dir(), e.audit, filepath.Join(e.ring.Dir(), "audit-token"), workers,
 		s.dir, about, e.http, key, try, a.dataFlag())
 	return err
 }
