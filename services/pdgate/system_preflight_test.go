@@ -11,8 +11,24 @@ import (
 	"github.com/pdgate/pdgate/events"
 	"github.com/pdgate/pdgate/gpuworker/engine"
 	"github.com/pdgate/pdgate/internal/sglangfake"
+	"github.com/pdgate/pdgate/internal/telemetry"
 	"github.com/pdgate/pdgate/internal/vllmfake"
 )
+
+var errUp = errors.New("it became ready")
+
+// comesUp is errUp once every worker takes work, and otherwise why one does not. That
+// the gateway is ready is not enough: workers are registered before they look at
+// each other.
+func (s *system) comesUp(t *testing.T) error {
+	s.ready = &telemetry.Readiness{}
+	return s.stack.run(t.Context(), func(ctx context.Context, _ endpoints) error {
+		if err := poll(ctx, "all workers take work", func() bool { return len(s.ready.Waits()) == 0 }); err != nil {
+			return err
+		}
+		return errUp
+	})
+}
 
 // TestRedWorkerTakesNoWork: the incident's configuration, a prefill pool below
 // what decode takes, does not come up, and says why and what to do. With the guard
@@ -30,7 +46,7 @@ func TestRedWorkerTakesNoWork(t *testing.T) {
 			return nil
 		}
 		s.dir = t.TempDir()
-		return s.stack.run(t.Context(), func(context.Context, endpoints) error { return errors.New("it became ready") })
+		return s.comesUp(t)
 	}
 	for _, replicas := range []int{1, 2} {
 		err := run(false, replicas)
@@ -58,10 +74,9 @@ func TestRedEngineTakesNoWork(t *testing.T) {
 	for _, allow := range []bool{false, true} {
 		s := newEngines("sglang", []string{nodes[sglangfake.Prefill]}, []string{nodes[sglangfake.Decode]})
 		s.dir, s.allowRed = t.TempDir(), allow
-		ready := errors.New("it became ready")
-		err := s.stack.run(t.Context(), func(context.Context, endpoints) error { return ready })
+		err := s.comesUp(t)
 		switch {
-		case allow && !errors.Is(err, ready):
+		case allow && !errors.Is(err, errUp):
 			t.Errorf("allowed: %v", err)
 		case !allow && (err == nil || !strings.Contains(err.Error(), "preflight: RED") || !strings.Contains(err.Error(), "sglang 0.5.18")):
 			t.Errorf("not allowed: %v", err)
@@ -75,9 +90,8 @@ func TestPreflightOfExternalWorkers(t *testing.T) {
 	start := func(kind string, prefill, decode []string) error {
 		s := newEngines(kind, prefill, decode)
 		s.allowRed, s.dir = false, t.TempDir()
-		up := errors.New("it became ready")
-		err := s.stack.run(t.Context(), func(context.Context, endpoints) error { return up })
-		if errors.Is(err, up) {
+		err := s.comesUp(t)
+		if errors.Is(err, errUp) {
 			return nil
 		}
 		return err

@@ -37,7 +37,7 @@ type trimmed struct {
 	t    *testing.T
 	dir  string
 	cmd  *exec.Cmd
-	out  strings.Builder
+	out  lockedBuffer
 	args []string
 }
 
