@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,7 +26,13 @@ import (
 	"github.com/pdgate/pdgate/internal/natsclient"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreCurrent()) }
+func TestMain(m *testing.M) {
+	if os.Getenv(victimVar) != "" {
+		fmt.Fprintln(os.Stderr, victim())
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.IgnoreCurrent())
+}
 
 const patience = 20 * time.Second
 
@@ -50,7 +57,10 @@ func newSite(t *testing.T, ring *keyring.Ring) *site {
 }
 
 // newServer is a site whose log does not exist yet.
-func newServer(t *testing.T, ring *keyring.Ring) *site {
+func newServer(t *testing.T, ring *keyring.Ring) *site { return newServerAt(t, ring, 0) }
+
+// newServerAt is newServer with a port, as [broker.Config] has it.
+func newServerAt(t *testing.T, ring *keyring.Ring, port int) *site {
 	t.Helper()
 	var err error
 	if ring == nil {
@@ -59,7 +69,7 @@ func newServer(t *testing.T, ring *keyring.Ring) *site {
 		}
 	}
 	s := &site{t: t, ring: ring, tail: map[int]uint64{}}
-	s.broker, err = broker.Start(broker.Config{StoreDir: t.TempDir(), Ring: ring, Durability: broker.FsyncInterval, Logger: slog.New(slog.DiscardHandler)})
+	s.broker, err = broker.Start(broker.Config{StoreDir: t.TempDir(), Port: port, Ring: ring, Durability: broker.FsyncInterval, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
